@@ -1,0 +1,263 @@
+"""The Boxfile as a value: every field, its type, its default and its limits.
+
+Documentation of the fields is `docs/` and the JSON Schema made from this module. It must not read
+files or know line numbers: `specs.parse` does the first half of the work and turns errors into
+problems.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Set
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    StringConstraints,
+)
+
+from specs.errors import BadName
+from specs.names import NAME_PATTERN, check_name
+
+ENV_MAX = 1000  # variables; execve(2) refuses far more, the guest's argument area is 2 MiB
+LABELS_MAX = 64
+LINES_MAX = 1000
+RAM_MIB_MAX = 16_777_216  # 16 TiB, beyond any VMM; keeps sums within 64 bits
+DATA_MIB_MAX = 16_777_216  # ext4 with 4 KiB blocks ends at 16 TiB
+TIMEOUT_MAX = 2_147_483  # seconds; in milliseconds it fits the protocol's signed 32 bits
+
+
+class State(StrEnum):
+    running = "running"
+    stopped = "stopped"
+
+
+class Backend(StrEnum):
+    qemu = "qemu"
+    firecracker = "firecracker"
+    krun = "krun"
+    podman = "podman"
+
+
+class Accel(StrEnum):
+    auto = "auto"
+    kvm = "kvm"
+    tcg = "tcg"
+
+
+class Isolation(StrEnum):
+    strict = "strict"
+    standard = "standard"
+
+
+class Network(StrEnum):
+    none = "none"
+    bridge = "bridge"
+
+
+class Restart(StrEnum):
+    always = "always"
+    never = "never"
+
+
+class PackageManager(StrEnum):
+    apk = "apk"
+    apt = "apt"
+    dnf = "dnf"
+
+
+class OnDelete(StrEnum):
+    keep = "keep"
+    erase = "erase"
+
+
+class MountMode(StrEnum):
+    ro = "ro"
+    rw = "rw"
+
+
+def _sandbox_name(name: str) -> str:
+    try:
+        return check_name(name)
+    except BadName as error:
+        raise ValueError(error.message) from None
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("control characters are not allowed")
+    return text
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a NUL character cannot be passed to a program")
+    return text
+
+
+def _environment_name(name: str) -> str:
+    if not name or "=" in name or not name.isascii() or not name.isprintable() or " " in name:
+        raise ValueError("not a variable name: use printable ASCII without spaces and =")
+    return name
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("must be an absolute path")
+    return path
+
+
+Name = Annotated[StrictStr, AfterValidator(_sandbox_name)]
+Line = Annotated[
+    StrictStr, StringConstraints(min_length=1, max_length=4096), AfterValidator(_one_line)
+]
+Text = Annotated[StrictStr, AfterValidator(_no_nul)]
+AbsolutePath = Annotated[Line, AfterValidator(_absolute)]
+EnvName = Annotated[StrictStr, StringConstraints(max_length=256), AfterValidator(_environment_name)]
+LabelKey = Annotated[StrictStr, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
+LabelValue = Annotated[StrictStr, StringConstraints(max_length=256), AfterValidator(_one_line)]
+Lines = Annotated[tuple[Text, ...], Field(max_length=LINES_MAX)]
+Names = Annotated[tuple[Line, ...], Field(max_length=LINES_MAX)]
+
+
+class Part(BaseModel):
+    """Common settings: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Data(Part):
+    """The one thing that persists, at /data. It grows when `size_mib` does, and never shrinks."""
+
+    size_mib: Annotated[StrictInt, Field(ge=16, le=DATA_MIB_MAX)] = 1024
+    on_delete: OnDelete = OnDelete.keep
+
+
+class Mount(Part):
+    """A host directory shown in the guest."""
+
+    host: AbsolutePath
+    guest: AbsolutePath
+    mode: MountMode = MountMode.ro
+
+
+class Blueprint(Part):
+    """Applied once when the image is built."""
+
+    users: tuple[dict[StrictStr, Any], ...] = ()
+    write_files: tuple[dict[StrictStr, Any], ...] = ()
+    runcmd: Lines = ()
+
+
+class Boxfile(Part):
+    """One sandbox as declared. Field meanings are the `description`s, shown by `box schema`."""
+
+    name: Name = Field(
+        description="The sandbox. Comes from the file name; when written, it must be the same.",
+        json_schema_extra={"pattern": f"^{NAME_PATTERN}$"},
+    )
+    state: State = Field(
+        State.running, description="stopped keeps data, image and identity, without a VM."
+    )
+    base: Line = Field(
+        "builtin:busybox", description="What the VM starts from. builtin:busybox works offline."
+    )
+    backend: Backend | None = Field(
+        None, description="What boots the VM. Left out: the best one this host can run."
+    )
+    accel: Accel = Field(
+        Accel.auto,
+        description="auto uses KVM when it really works. Under strict isolation, software "
+        "emulation (tcg) runs only when it is written here.",
+    )
+    isolation: Isolation = Field(
+        Isolation.strict,
+        description="strict: the VMM runs as a host user id of this sandbox alone. standard: as "
+        "the invoking user; for root, as one unprivileged id shared by root's standard sandboxes.",
+    )
+    cpus: Annotated[StrictInt, Field(ge=1, le=16)] = Field(2, description="Virtual CPUs.")
+    ram_mib: Annotated[StrictInt, Field(ge=128, le=RAM_MIB_MAX)] = Field(
+        512, description="Guest RAM in MiB."
+    )
+    network: Network = Field(Network.none, description="none: no network device at all.")
+    egress: Literal["none", "all"] | Names = Field(
+        "all", description="What a bridged sandbox may reach: none, all, or a list of IP:port."
+    )
+    readonly: StrictBool = Field(
+        False, description="Read-only root; /tmp, /run and /data stay writable."
+    )
+    timeout_seconds: Annotated[StrictInt, Field(ge=0, le=TIMEOUT_MAX)] = Field(
+        0, description="Per command; everything it started is killed. 0 is unlimited."
+    )
+    warm: Annotated[StrictInt, Field(ge=0, le=8)] = Field(
+        0, description="VMs kept ready for box run."
+    )
+    warmup: Lines = Field((), description="Shell lines run once in each warm VM.")
+    packages: Names = Field((), description="Packages installed when the image is built.")
+    run: Lines = Field((), description="Further build steps, as shell lines.")
+    pkgmgr: PackageManager | None = Field(None, description="Left out: inferred from the base.")
+    env: Annotated[dict[EnvName, Text], Field(max_length=ENV_MAX)] = Field(
+        {}, description="Environment of every command."
+    )
+    mounts: Annotated[tuple[Mount, ...], Field(max_length=64)] = Field(
+        (), description="Host directories shown in the guest."
+    )
+    data: Data = Field(Data(), description="The disk at /data, the only thing that persists.")
+    blueprint: Blueprint | None = Field(None, description="Users, files and commands of the image.")
+    seccomp: Line | None = Field(
+        None, description="A file with system calls; intersected with the built-in list."
+    )
+    restart: Restart = Field(Restart.always, description="When the VM dies unasked.")
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=LABELS_MAX)] = Field(
+        {}, description="For selection; no effect on the sandbox."
+    )
+
+    def to_plain(self) -> dict[str, Any]:
+        """JSON-ready fields that differ from their defaults, in the order of declaration."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def digest(self) -> str:
+        """SHA-256, in hex, of the canonical JSON of `to_plain()`.
+
+        Defaults are left out, so a later field with a default changes no existing digest.
+        """
+        canonical = json.dumps(
+            self.to_plain(), sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        )
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+# Fields refused as soon as they hold anything, and fields where only some values work so far.
+_WHOLE_FIELDS = frozenset(
+    {"egress", "warm", "warmup", "packages", "run", "pkgmgr", "mounts", "blueprint", "seccomp"}
+)
+_BUILT_VALUES: Mapping[str, tuple[object, ...]] = {
+    "base": ("builtin:busybox",),
+    "backend": ("qemu", None),
+    "network": ("none",),
+}
+
+
+def unsupported(field: str, value: object) -> str:
+    """Why this written value of a top-level field cannot be honoured yet; empty when it can."""
+    if field in _WHOLE_FIELDS:
+        empty = value is None or value == 0 or value in ((), [], {}, "")
+        return "" if empty else "not supported yet"
+    built = _BUILT_VALUES.get(field)
+    if built is None or value in built:
+        return ""
+    return f"only {', '.join(str(v) for v in built if v is not None)} is supported yet"
+
+
+def not_supported(box: Boxfile, written: Set[str]) -> tuple[tuple[str, str], ...]:
+    """(field, why) for every written field of `box` whose feature is not built yet."""
+    found = ((field, unsupported(field, getattr(box, field))) for field in Boxfile.model_fields)
+    return tuple((field, why) for field, why in found if why and field in written)

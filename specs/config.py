@@ -1,0 +1,35 @@
+"""Settings of one home: `$BOX_HOME/config.toml`.
+
+They say what the host offers (kernel, VMM binary, the range of numeric identities), never what a
+sandbox wants. It must not look at the host.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, StringConstraints
+
+Path = Annotated[StrictStr, StringConstraints(pattern=r"^/[^\x00-\x1f]*$", max_length=4096)]
+# user ids end below 2**32 - 2: setresuid(2) reads -1 as "leave as it is"
+Id = Annotated[StrictInt, Field(ge=1, le=4_294_967_293)]
+
+
+class Config(BaseModel):
+    """Every setting has a default; an absent file is a Config of defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kernel: Path | None = Field(
+        None, description="A directory with vmlinux and modules/, or a kernel image."
+    )
+    modules: Path | None = Field(None, description="Kernel modules, when not beside the kernel.")
+    qemu: Path | None = Field(None, description="The QEMU binary. Left out: searched in PATH.")
+    uid_first: Id = Field(1_879_048_192, description="First numeric identity for strict sandboxes.")
+    uid_count: Annotated[StrictInt, Field(ge=1, le=65_536 * 16)] = Field(
+        65_536, description="How many numeric identities the range holds."
+    )
+    standard_uid: Id | None = Field(
+        None, description="The unprivileged identity of root's standard sandboxes."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

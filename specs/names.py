@@ -1,0 +1,112 @@
+"""Every host-wide name of a sandbox, made from (instance, sandbox) in this one place.
+
+Two users, two homes or two sandboxes never share a name because each name carries the instance and
+the sandbox, whole or hashed. Imported by the command line's fast path: nothing heavy here. It must
+not look at the host.
+"""
+
+from __future__ import annotations
+
+import os
+
+from specs.errors import BadName, HostError
+from specs.text import visible
+from specs.value import Value
+
+NAME_PATTERN = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+NAME_MAX = 63
+SOCKET_PATH_MAX = 107  # unix(7): sun_path is 108 bytes with its final NUL
+INTERFACE_MAX = 15  # netdevice(7): IFNAMSIZ is 16 bytes with its final NUL
+
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+_HEX_DIGITS = frozenset("0123456789abcdef")
+_INSTANCE_LENGTH = 12
+_MARKER = "box"
+
+
+def check_name(name: str) -> str:
+    """`name` itself when it fits `NAME_PATTERN`; raises BadName saying what is wrong."""
+    reason = _name_fault(name)
+    if reason:
+        raise BadName(
+            f'"{visible(name, 80)}" is not a sandbox name: {reason}',
+            fix="use 1 to 63 of a-z, 0-9 and -, with a letter or digit at both ends",
+        )
+    return name
+
+
+def _name_fault(name: str) -> str:
+    if not name:
+        return "it is empty"
+    if len(name) > NAME_MAX:
+        return f"it has {len(name)} characters, {NAME_MAX} are allowed"
+    for character in name:
+        if character not in _NAME_CHARACTERS:
+            return f'"{visible(character)}" is not allowed'
+    if name[0] == "-" or name[-1] == "-":
+        return "it begins or ends with -"
+    return ""
+
+
+def is_instance(text: str) -> bool:
+    """Whether `text` has the form of an instance id: 12 lower-case hexadecimal digits."""
+    return len(text) == _INSTANCE_LENGTH and _HEX_DIGITS.issuperset(text)
+
+
+class HostNames(Value):
+    """The names one sandbox of one instance has on this host."""
+
+    __slots__ = ("instance", "sandbox")
+    instance: str
+    sandbox: str
+
+    def __init__(self, instance: str, sandbox: str) -> None:
+        if not is_instance(instance):
+            raise BadName(f'"{visible(instance, 80)}" is not an instance id (12 hex digits)')
+        self._fill(instance, check_name(sandbox))
+
+    @property
+    def cgroup(self) -> str:
+        """Path of the cgroup, relative to the mount point of each controller."""
+        return f"box/{self.instance}/{self.sandbox}"
+
+    @property
+    def marker(self) -> str:
+        """What QEMU's `-name` says, so that a stray is recognised by its command line."""
+        return f"{_MARKER}:{self.instance}:{self.sandbox}"
+
+    def interface(self, kind: str) -> str:
+        """Name of a network interface, at most 15 characters; `kind` is `tap`, `veth` and so on.
+
+        A sandbox name can have 63 characters, so the name is a hash: 50 bits keep thousands of
+        sandboxes apart.
+        """
+        from base64 import b32encode
+        from hashlib import sha256
+
+        digest = sha256(f"{self.instance}\0{self.sandbox}\0{kind}".encode()).digest()
+        return f"bx{kind[:3]}{b32encode(digest)[:10].decode().lower()}"
+
+
+def parse_marker(cmdline_arg: str) -> HostNames | None:
+    """The names behind a marker found on a command line; None when it is not one of ours."""
+    parts = cmdline_arg.split(":")
+    if len(parts) != 3 or parts[0] != _MARKER:
+        return None
+    _, instance, sandbox = parts
+    if not is_instance(instance) or _name_fault(sandbox):
+        return None
+    return HostNames(instance, sandbox)
+
+
+def check_socket_path(path: str | os.PathLike[str]) -> str:
+    """`path` as text; raises HostError when it is too long for a Unix socket."""
+    text = os.fspath(path)
+    length = len(os.fsencode(text))
+    if length > SOCKET_PATH_MAX:
+        raise HostError(
+            f"a socket path of {length} bytes is too long, Unix sockets allow {SOCKET_PATH_MAX}",
+            where=visible(text, 300),
+            fix="use a shorter BOX_HOME, runtime directory or sandbox name",
+        )
+    return text
