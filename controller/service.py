@@ -1,0 +1,105 @@
+"""What the API server asks of the controller, as types only.
+
+The server in `controller/api.py` and the controller's loop are written and tested apart; this file
+is the line between them. It must not hold behaviour, and importing it must stay free of effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from agent.client import ExecRequest
+    from specs.reading import Reading
+
+    from specs.drift import Event
+    from specs.report import Report
+
+Applied = Literal["created", "configured", "unchanged"]
+Output = Literal["stdout", "stderr", "end"]
+
+
+class CommandExit(Protocol):
+    """How a command ended, as `agent.client.Exit` says it."""
+
+    @property
+    def kind(self) -> str:
+        """One of exit, signal, timeout, not_found, not_executable, lost."""
+
+    @property
+    def value(self) -> int:
+        """The exit status or the signal number; 0 where the kind has none."""
+
+    @property
+    def shell_status(self) -> int:
+        """0-255 as a shell would report it: 124 timeout, 126, 127, 128+N for signal N."""
+
+
+class Command(Protocol):
+    """One running command in a guest; `agent.client.Process` is one."""
+
+    async def read(self) -> tuple[Output, bytes]:
+        """Next piece of output, in order per stream; ("end", b"") once both streams have ended.
+
+        The piece is at most a few frames long, and the guest is asked for more only after it was
+        taken here: a caller that stops reading stops the command, not the channel.
+        """
+
+    async def write(self, data: bytes) -> None:
+        """Hand bytes to the command's standard input; returns when they were accepted, not
+        buffered.
+        """
+
+    async def close_stdin(self) -> None:
+        """Let the command read end-of-file."""
+
+    async def kill(self, signal: int) -> None:
+        """Send a signal; SIGKILL ends everything the command started. A finished command is left
+        alone.
+        """
+
+    async def wait(self) -> CommandExit:
+        """The way the command ended. Never raises for a lost VM: that is kind "lost"."""
+
+
+class Service(Protocol):
+    """The controller as its socket sees it. Names given here have already been validated."""
+
+    def names(self) -> Sequence[str]:
+        """Every sandbox the controller knows, sorted."""
+
+    def report(self, name: str) -> Report:
+        """What was last observed. Raises NoSandbox."""
+
+    def events(self, name: str) -> Sequence[Event]:
+        """The recorded events, oldest first. Raises NoSandbox."""
+
+    def version(self) -> Mapping[str, str]:
+        """Facts about the running controller: at least `box`, `instance` and `pid`."""
+
+    async def exec(self, name: str, request: ExecRequest) -> Command:
+        """Start a command. The Boxfile's env and timeout fill in what the request leaves out.
+
+        Raises NoSandbox, NotUp, or ChannelError when the guest does not answer.
+        """
+
+    async def apply(self, name: str, data: bytes, if_match: str | None) -> Applied:
+        """Write a Boxfile into the folder. Raises InvalidBoxfile, Conflict."""
+
+    async def delete(self, name: str, *, erase_data: bool) -> None:
+        """Remove the Boxfile; with `erase_data` its last spec is first given `on_delete: erase`.
+
+        Raises NoSandbox, and RefusedByPolicy when the ceiling forbids erasing.
+        """
+
+    async def verify(self, name: str) -> Sequence[Reading]:
+        """Read kernel and confinement off the live VMM now. Raises NoSandbox, NotUp."""
+
+    async def prune(self, *, confirm: bool) -> Mapping[str, str]:
+        """Sandboxes whose removal is held back, name to reason; with `confirm` their removal
+        begins.
+        """
+
+    def poke(self, name: str) -> None:
+        """Ask for a pass over one sandbox soon."""
