@@ -1,0 +1,114 @@
+"""What the jail of one VMM must be, worked out from its Boxfile: a pure function and its values.
+
+The launcher applies a Confinement, readback compares a live VMM with it. Nothing here looks at the
+host, so the same Boxfile and identity always give the same answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specs.boxfile import Boxfile
+
+MIB = 1 << 20
+TRANSLATION_BUFFER = 128 * MIB  # QEMU's tb-size under emulation; the backend passes the same number
+VMM_OVERHEAD = (
+    96 * MIB
+)  # what QEMU needs beside guest RAM and translation buffer; see confinement.md
+PIDS_MAX = 64  # threads: main, RCU, one per vCPU, at most a few dozen short-lived disk workers
+CPU_PERIOD_US = 100_000
+NOFILE = 512
+UNLIMITED = -1  # RLIM_INFINITY
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Cgroup limits. `cpu_quota_us` is CPU time per `cpu_period_us`, both in microseconds."""
+
+    memory_bytes: int
+    pids_max: int
+    cpu_quota_us: int
+    cpu_period_us: int = CPU_PERIOD_US
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled seccomp filter: classic BPF, and the calls it lets through."""
+
+    name: str
+    sha256: str
+    blob: bytes = field(repr=False)
+    syscalls: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """Everything the launcher applies and readback demands of one VMM.
+
+    `rlimits` holds (name as in resource.RLIMIT_NAME in lower case, soft, hard); -1 is no limit.
+    `kvm` puts a /dev/kvm node into the jail and is chosen together with a program that allows it.
+    """
+
+    uid: int
+    gid: int
+    isolation: str
+    limits: Limits
+    rlimits: tuple[tuple[str, int, int], ...]
+    seccomp: Program
+    kvm: bool = False
+
+
+def limits_for(*, cpus: int, ram_mib: int, kvm: bool) -> Limits:
+    """Cgroup limits of a VMM with this many vCPUs and this much guest RAM."""
+    translation = 0 if kvm else TRANSLATION_BUFFER
+    return Limits(
+        memory_bytes=ram_mib * MIB + translation + VMM_OVERHEAD,
+        pids_max=PIDS_MAX + cpus,
+        # one CPU more than the guest has: disk workers and the main loop do not steal from vCPUs
+        cpu_quota_us=(cpus + 1) * CPU_PERIOD_US,
+    )
+
+
+def rlimits_for(*, disk_bytes: int) -> tuple[tuple[str, int, int], ...]:
+    """Resource limits of a VMM whose largest writable file has `disk_bytes` bytes.
+
+    Processes are counted by the cgroup: RLIMIT_NPROC counts per UID, over all pid namespaces. The
+    hard file size limit is open so that a disk can grow under a running VM; the VMM itself cannot
+    use it, its seccomp program lets no limit be set.
+    """
+    return (
+        ("core", 0, 0),
+        ("fsize", disk_bytes, UNLIMITED),
+        ("memlock", 0, 0),
+        ("msgqueue", 0, 0),
+        ("nice", 0, 0),
+        ("nofile", NOFILE, NOFILE),
+        ("rtprio", 0, 0),
+    )
+
+
+def confinement_for(
+    box: Boxfile,
+    *,
+    uid: int,
+    gid: int,
+    kvm: bool,
+    program: Program,
+    disk_bytes: int = 0,
+) -> Confinement:
+    """The jail of this sandbox.
+
+    `disk_bytes` is the present size of its data disk, which may exceed what the Boxfile asks for (a
+    disk never shrinks). Raises ValueError for host identity 0: no VMM ever has it.
+    """
+    if uid == 0 or gid == 0:
+        raise ValueError("a VMM never runs with host identity 0")
+    return Confinement(
+        uid=uid,
+        gid=gid,
+        isolation=str(box.isolation),
+        limits=limits_for(cpus=box.cpus, ram_mib=box.ram_mib, kvm=kvm),
+        rlimits=rlimits_for(disk_bytes=max(disk_bytes, box.data.size_mib * MIB)),
+        seccomp=program,
+        kvm=kvm,
+    )

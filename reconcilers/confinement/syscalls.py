@@ -1,0 +1,247 @@
+"""The only ctypes of the project: one thin function for each system call Python does not offer.
+
+Each raises OSError with errno and, where there is one, the path. Nothing here decides anything:
+which call, in which order and what a failure means is the caller's business. The numbers are from
+the kernel's include/uapi; those from 424 on are the same on every architecture. The module is
+imported by the jail launcher too, so it imports nothing of ours and little else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+# --- mount(2), umount2(2), unshare(2) ---
+MS_REC = 0x4000
+MS_PRIVATE = 1 << 18
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MNT_DETACH = 2
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+# --- the mount interface by descriptor: open_tree, move_mount, mount_setattr ---
+OPEN_TREE_CLONE = 1
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
+AT_EMPTY_PATH = 0x1000
+# --- openat2(2) ---
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+# --- renameat2(2) ---
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+# --- landlock(7) ---
+LANDLOCK_CREATE_RULESET_VERSION = 1
+LANDLOCK_RULE_PATH_BENEATH = 1
+# --- ptrace(2) ---
+PTRACE_DETACH = 17
+PTRACE_SEIZE = 0x4206
+PTRACE_INTERRUPT = 0x4207
+PTRACE_SECCOMP_GET_FILTER = 0x420C
+# --- inotify(7) ---
+IN_MODIFY = 0x2
+
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_IS_SET, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 1, 4
+_SECCOMP_SET_MODE_FILTER = 1
+_CAPABILITY_VERSION_3 = 0x20080522
+_BPF_INSTRUCTION = 8  # sizeof(struct sock_filter)
+_NUMBERS = {
+    "open_tree": 428,
+    "move_mount": 429,
+    "close_range": 436,
+    "openat2": 437,
+    "mount_setattr": 442,
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+} | {
+    "x86_64": {"pivot_root": 155, "seccomp": 317, "capget": 125},
+    "aarch64": {"pivot_root": 41, "seccomp": 277, "capget": 90},
+}.get(os.uname().machine, {})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_libc.ptrace.restype = ctypes.c_long
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.mount.argtypes = [
+    ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p,
+]  # fmt: skip
+_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+
+def _check(result: int, what: str, path: str | bytes | None = None) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}", path)
+    return result
+
+
+def _call(name: str, *arguments: object, path: str | None = None) -> int:
+    """syscall(2) by name. Integers are widened: a C int would leave the upper half undefined."""
+    number = _NUMBERS[name]
+    widened = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    return _check(_libc.syscall(ctypes.c_long(number), *widened), name, path)
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    result = _libc.mount(
+        source.encode(), os.fsencode(target), kind.encode() if kind else None, flags, data.encode()
+    )
+    _check(result, "mount", target)
+
+
+def umount2(target: str, flags: int) -> None:
+    _check(_libc.umount2(os.fsencode(target), flags), "umount2", target)
+
+
+def pivot_root(new: str, old: str) -> None:
+    _call("pivot_root", os.fsencode(new), os.fsencode(old), path=new)
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), f"unshare({flags:#x})")
+
+
+def setns(descriptor: int, kind: int) -> None:
+    _check(_libc.setns(descriptor, kind), "setns")
+
+
+def sethostname(name: str) -> None:
+    _check(_libc.sethostname(name.encode(), len(name.encode())), "sethostname")
+
+
+def open_tree(descriptor: int) -> int:
+    """A detached copy of the mount of the file behind `descriptor`, as a new descriptor."""
+    flags = OPEN_TREE_CLONE | os.O_CLOEXEC | AT_EMPTY_PATH
+    return _call("open_tree", descriptor, b"", flags)
+
+
+def move_mount(tree: int, target: int, *, path: str | None = None) -> None:
+    """Attaches the detached mount `tree` on the file or directory behind `target`."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    _call("move_mount", tree, b"", target, b"", flags, path=path)
+
+
+def mount_setattr(descriptor: int, attributes: int) -> None:
+    """Sets MOUNT_ATTR_* on the mount whose root is behind `descriptor`."""
+    # struct mount_attr { __u64 attr_set, attr_clr, propagation, userns_fd; }
+    block = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
+    size = ctypes.sizeof(block)
+    _call("mount_setattr", descriptor, b"", AT_EMPTY_PATH, ctypes.byref(block), size)
+
+
+def openat2(directory: int, path: str | bytes, flags: int, resolve: int = 0, mode: int = 0) -> int:
+    """open(2) below `directory` with RESOLVE_* limits; the descriptor is close-on-exec."""
+    # struct open_how { __u64 flags, mode, resolve; }
+    block = (ctypes.c_uint64 * 3)(flags | os.O_CLOEXEC, mode, resolve)
+    shown = os.fsdecode(path)
+    encoded = os.fsencode(path)
+    return _call(
+        "openat2", directory, encoded, ctypes.byref(block), ctypes.sizeof(block), path=shown
+    )
+
+
+def _renameat2(old_fd: int, old: str, new_fd: int, new: str, flags: int) -> None:
+    result = _libc.renameat2(old_fd, os.fsencode(old), new_fd, os.fsencode(new), flags)
+    _check(result, "renameat2", new)
+
+
+def renameat2_exchange(old_fd: int, old: str, new_fd: int, new: str) -> None:
+    """Swaps two existing files in one step; both must be on one file system."""
+    _renameat2(old_fd, old, new_fd, new, RENAME_EXCHANGE)
+
+
+def renameat2_noreplace(old_fd: int, old: str, new_fd: int, new: str) -> None:
+    """Renames, or raises FileExistsError instead of replacing anything."""
+    _renameat2(old_fd, old, new_fd, new, RENAME_NOREPLACE)
+
+
+def close_range(first: int, last: int) -> None:
+    """Closes every descriptor from `first` to `last`, both included; ~0 is the real end."""
+    number = ctypes.c_long(_NUMBERS["close_range"])
+    _check(
+        _libc.syscall(number, ctypes.c_uint(first), ctypes.c_uint(last), ctypes.c_uint(0)),
+        "close_range",
+    )
+
+
+def ambient_clear() -> None:
+    _check(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "PR_CAP_AMBIENT")
+
+
+def capget() -> tuple[int, int, int]:
+    """Effective, permitted and inheritable capabilities of the calling thread, as bit masks."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)()
+    _call("capget", ctypes.byref(header), ctypes.byref(data))
+    return data[0] | data[3] << 32, data[1] | data[4] << 32, data[2] | data[5] << 32
+
+
+class _Program(ctypes.Structure):
+    """struct sock_fprog of bpf."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]  # noqa: RUF012
+
+
+def seccomp_load(program: bytes) -> None:
+    """Loads a classic BPF program as a seccomp filter of the calling thread."""
+    block = ctypes.create_string_buffer(program, len(program))
+    header = _Program(len(program) // _BPF_INSTRUCTION, ctypes.addressof(block))
+    _call("seccomp", _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(header))
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock version; OSError ENOSYS or EOPNOTSUPP where it has none."""
+    return _call("landlock_create_ruleset", None, 0, LANDLOCK_CREATE_RULESET_VERSION)
+
+
+def landlock_create_ruleset(files: int, tcp: int, scoped: int, size: int) -> int:
+    """A ruleset handling these access rights. `size`: bytes of the structure this ABI knows."""
+    # struct landlock_ruleset_attr { __u64 handled_access_fs, handled_access_net, scoped; }
+    block = (ctypes.c_uint64 * 3)(files, tcp, scoped)
+    return _call("landlock_create_ruleset", ctypes.byref(block), size, 0)
+
+
+def landlock_allow_path(ruleset: int, access: int, descriptor: int) -> None:
+    """Allows `access` to the file, or beneath the directory, behind `descriptor`."""
+    # struct landlock_path_beneath_attr { __u64 allowed_access; __s32 parent_fd; } packed
+    block = ctypes.create_string_buffer(struct.pack("=Qi", access, descriptor), 12)
+    _call("landlock_add_rule", ruleset, LANDLOCK_RULE_PATH_BENEATH, ctypes.byref(block), 0)
+
+
+def landlock_restrict_self(ruleset: int) -> None:
+    """Needs no_new_privs; applies to the calling thread and what it becomes."""
+    _call("landlock_restrict_self", ruleset, 0)
+
+
+def ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> int:
+    return _check(_libc.ptrace(request, thread, address, data), f"ptrace({request:#x}, {thread})")
+
+
+def ptrace_seccomp_filter(thread: int, index: int) -> bytes:
+    """The BPF program number `index` of a stopped tracee; 0 is the one loaded first.
+
+    OSError ENOENT: there is no such program.
+    """
+    length = ptrace(PTRACE_SECCOMP_GET_FILTER, thread, index, 0)
+    block = ctypes.create_string_buffer(length * _BPF_INSTRUCTION)
+    ptrace(PTRACE_SECCOMP_GET_FILTER, thread, index, ctypes.addressof(block))
+    return block.raw
+
+
+def inotify_watch(path: str, mask: int) -> int:
+    """A new non-blocking inotify descriptor that watches one path."""
+    descriptor = _check(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1")
+    try:
+        _check(_libc.inotify_add_watch(descriptor, os.fsencode(path), mask), "inotify", path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
