@@ -1,0 +1,59 @@
+"""The wheel that `./dev install` builds holds all that box needs at run time, with the agent."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.lint.tree import ROOT, project_files
+
+ELF_MAGIC = b"\x7fELF"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    for path in project_files():
+        copy = folder / "src" / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
+        + ["--no-build-isolation", "--wheel-dir", str(folder), str(folder / "src")],
+        check=True,
+        timeout=100,
+    )
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def test_the_wheel_carries_the_compiled_agent(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        member = archive.getinfo("agent/_bin/box-agent")
+        assert archive.read(member)[:4] == ELF_MAGIC
+        assert (member.external_attr >> 16) & 0o111, "the agent is not executable"
+
+
+def test_the_wheel_fits_every_python_but_only_this_kind_of_machine(wheel: Path) -> None:
+    _, _, python, abi, platform = wheel.stem.split("-")
+    assert (python, abi) == ("py3", "none")
+    assert platform.startswith("linux_")
+
+
+def test_the_wheel_holds_every_module_and_data_file_of_the_product(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    wanted = {
+        str(path.relative_to(ROOT))
+        for path in project_files()
+        if path.relative_to(ROOT).parts[0] in ("specs", "agent", "reconcilers", "controller")
+        and path.suffix == ".py"
+    }
+    wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "security/profiles").glob("*.json")}
+    wanted |= {str(p.relative_to(ROOT)) for p in (ROOT / "examples").glob("*.box.*")}
+    assert wanted - packed == set()
