@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -32,15 +32,21 @@ class BuildWithAgent(build_py):
         return [*super().get_outputs(include_bytecode), agent]
 
 
+class WithMachineCode(Distribution):
+    """Says that the result fits one kind of machine, as it would with an extension module."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
 class PlatformWheel(bdist_wheel):
     """The agent is machine code, but the Python is not tied to one interpreter version."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
 
     def get_tag(self) -> tuple[str, str, str]:
         return ("py3", "none", super().get_tag()[2])
 
 
-setup(cmdclass={"build_py": BuildWithAgent, "bdist_wheel": PlatformWheel})
+setup(
+    distclass=WithMachineCode,
+    cmdclass={"build_py": BuildWithAgent, "bdist_wheel": PlatformWheel},
+)
