@@ -244,6 +244,10 @@ _BUILT_VALUES: Mapping[str, tuple[object, ...]] = {
     "backend": ("qemu", None),
     "network": ("none",),
 }
+_KNOWN_VALUES: Mapping[str, tuple[object, ...]] = {
+    "backend": tuple(Backend),
+    "network": tuple(Network),
+}
 
 
 def unsupported(field: str, value: object) -> str:
@@ -252,9 +256,16 @@ def unsupported(field: str, value: object) -> str:
         empty = value is None or value == 0 or value in ((), [], {}, "")
         return "" if empty else "not supported yet"
     built = _BUILT_VALUES.get(field)
-    if built is None or value in built:
+    if built is None or not isinstance(value, str) or value in built:
         return ""
-    return f"only {', '.join(str(v) for v in built if v is not None)} is supported yet"
+    if not value or value not in _KNOWN_VALUES.get(field, (value,)):
+        return ""  # a value that no version knows is the model's to refuse
+    return f"not supported yet: only {', '.join(str(v) for v in built if v is not None)} is"
+
+
+def without_unsupported(field: str) -> bool:
+    """Whether a field works only by being left out."""
+    return field in _WHOLE_FIELDS
 
 
 def not_supported(box: Boxfile, written: Set[str]) -> tuple[tuple[str, str], ...]:

@@ -10,6 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, StringConstraints
 
+from specs.document import Document
+from specs.errors import InvalidBoxfile
+from specs.tomltext import parse_toml
+from specs.validate import in_order, judge
+
 Path = Annotated[StrictStr, StringConstraints(pattern=r"^/[^\x00-\x1f]*$", max_length=4096)]
 # user ids end below 2**32 - 2: setresuid(2) reads -1 as "leave as it is"
 Id = Annotated[StrictInt, Field(ge=1, le=4_294_967_293)]
@@ -33,3 +38,12 @@ class Config(BaseModel):
         None, description="The unprivileged identity of root's standard sandboxes."
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def parse_config(data: bytes, file: str) -> Config:
+    """The settings in a config.toml; raises InvalidBoxfile with every mistake."""
+    document, problems = parse_toml(data, file)
+    config, problems = judge(Config, document or Document({}), file, problems)
+    if config is None:
+        raise InvalidBoxfile.of(in_order(problems))
+    return config
