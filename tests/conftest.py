@@ -23,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(os.environ.get("BOX_TEST_RESULTS", ROOT / ".cache" / "test-results"))
+GUEST_KERNEL = Path("/var/cache/box/kernels/current/vmlinux")
 EVIDENCE_FILE_MAX = 4 * 1024 * 1024  # bytes kept of one file; disks and images are far larger
 EVIDENCE_SKIP = frozenset(
     {"disks", "images", "kernels"}
@@ -51,7 +52,26 @@ def missing_kvm() -> str:
     """Empty when the real guest kernel boots under KVM; a device node that opens proves nothing."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "/dev/kvm is missing or not accessible"
-    return "no proof that the guest kernel boots under KVM on this host"
+    if not GUEST_KERNEL.exists():
+        return f"no guest kernel in {GUEST_KERNEL.parent} to try KVM with"
+    # Without a root file system the kernel panics as the very last act of booting: proof enough.
+    argv = [
+        "qemu-system-x86_64",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+    ]
+    argv += ["-M", "microvm,isa-serial=on", "-accel", "kvm", "-cpu", "host", "-m", "256"]
+    argv += ["-kernel", str(GUEST_KERNEL), "-append", "console=ttyS0 panic=-1 reboot=t"]
+    try:
+        trial = subprocess.run([*argv, "-serial", "stdio"], capture_output=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the guest kernel does not boot under KVM: {type(error).__name__}"
+    if b"Unable to mount root fs" in trial.stdout:
+        return ""
+    return "the guest kernel does not boot under KVM on this host"
 
 
 @cache
