@@ -1,7 +1,7 @@
 """Where everything of one instance lives on disk.
 
-Pure path arithmetic, so that every room agrees on a location without asking another room. It must not
-touch the file system: whether a path exists is the business of whoever observes it.
+Pure path arithmetic, so that every room agrees on a location without asking another room. It must
+not touch the file system: whether a path exists is the business of whoever observes it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Layout:
         return self.all_disks / name
 
     def sandbox_runtime(self, name: str) -> Path:
-        """Sockets, launch record and console log of one sandbox; mode 0700, gone with its VMM."""
+        """Sockets and launch record of one sandbox; mode 0700, gone with its VMM."""
         return self.runtime / name
 
     def qmp_socket(self, name: str) -> Path:
@@ -83,4 +83,4 @@ class Layout:
         return self.sandbox_runtime(name) / "launch.json"
 
     def console_log(self, name: str) -> Path:
-        return self.sandbox_runtime(name) / "console.log"
+        return self.observed / name / "console.log"

@@ -1,0 +1,63 @@
+"""What the loop holds in memory of one sandbox between two passes.
+
+Everything here can be rebuilt from the folder, the records and the host; losing it costs a full
+pass, never data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from controller.records import Record
+from reconcilers.accel import Choice
+from reconcilers.live import Live
+from specs.boxfile import Boxfile
+from specs.conditions import Condition, ConditionType, Reason
+from specs.drift import Drift
+from specs.report import Failure
+
+DRIFT_KEPT = 20
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Whether the newest text of the Boxfile is in force, and if not, why."""
+
+    ok: bool
+    reason: Reason
+    message: str
+
+
+ACCEPTED = Verdict(True, Reason.Accepted, "")
+
+
+@dataclass(slots=True)
+class Entry:
+    """One sandbox. `removing` means that its Boxfile is gone and the prune guard lets it go.
+
+    `over_ceiling`: policy.toml forbids even the last good spec, so it is kept stopped.
+    """
+
+    record: Record
+    verdict: Verdict = ACCEPTED
+    text_digest: str = ""
+    removing: bool = False
+    over_ceiling: bool = False
+    live: Live | None = None
+    choice: Choice | None = None
+    converged_generation: int = -1
+    attempts: int = 0
+    silent: int = 0
+    exited: str = ""
+    out_of_memory: bool = False
+    failure: Failure | None = None
+    failure_layer: str = ""
+    failure_terminal: bool = False
+    conditions: dict[ConditionType, Condition] = field(default_factory=dict)
+    drift: list[Drift] = field(default_factory=list)
+    last_change: str = ""
+
+    @property
+    def box(self) -> Boxfile | None:
+        """The last good spec; None when it should be gone or never was valid."""
+        return None if self.removing else self.record.spec

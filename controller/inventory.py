@@ -1,0 +1,301 @@
+"""From the folder's files to one entry per sandbox: parse, judge against the ceiling, accept, notice what is gone.
+
+A new text that is not good never replaces a good one: the last good spec stays in force and the
+Valid condition says why. Decides, remembers and records; it touches no VM and no disk.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from controller import files, prune
+from controller.entry import ACCEPTED, Entry, Verdict
+from controller.records import FolderIdentity, Garbled, Record
+from controller.sources.folder import FolderMissing, FolderScan, ScanCache, SourceFile, scan
+from controller.store import Store
+from reconcilers.layout import Layout
+from specs.boxfile import Boxfile, OnDelete
+from specs.ceiling import Ceiling, Totals, parse_ceiling
+from specs.conditions import Reason
+from specs.drift import Event
+from specs.errors import BoxError, RefusedByPolicy
+from specs.parse import Parsed, parse_boxfile
+
+POLICY_MAX = 64 << 10
+
+
+def timestamp() -> str:
+    """Now, ISO-8601 UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Inventory:
+    """Every sandbox this home knows. `entries` is the truth between two scans."""
+
+    def __init__(self, layout: Layout, store: Store) -> None:
+        self._layout = layout
+        self._store = store
+        self._cache = ScanCache()
+        self._vanished = prune.VanishTimes()
+        self._parsed: dict[str, Parsed] = {}
+        self._confirmed = False
+        self.entries: dict[str, Entry] = {}
+        self.problems: tuple[tuple[str, str], ...] = ()
+        self.hold_reason = ""
+        self.recheck_after: float | None = None
+
+    def load(self) -> list[Garbled]:
+        """Take up every durable record; returns those that could not be read, set aside."""
+        garbled = []
+        for name, record in self._store.load_all().items():
+            if isinstance(record, Garbled):
+                self._store.set_aside(record)
+                garbled.append(record)
+            else:
+                self.entries[name] = Entry(record)
+        return garbled
+
+    def confirm(self) -> None:
+        """A human confirmed the removals that are held; the next scan lets them go."""
+        self._confirmed = True
+
+    def held(self) -> dict[str, str]:
+        """Held sandboxes and why."""
+        return {name: self.hold_reason for name, entry in self.entries.items() if entry.record.held}
+
+    def refresh(self) -> set[str]:
+        """Scan the folder once; returns the names that want a pass because something about them changed."""
+        recorded = {n: e.record.source for n, e in self.entries.items() if e.record.source}
+        found = scan(self._layout.boxes, self._cache, recorded)
+        if isinstance(found, FolderMissing):
+            self._cache = ScanCache()
+            return self._hold_all(found.reason)
+        ceiling = self._ceiling()
+        changed = set()
+        for name, source in found.files.items():
+            twins = found.twins.get(name, ())
+            if self._take(name, source, twins, ceiling):
+                changed.add(name)
+        for name, why in found.broken.items():
+            if self._doubt(name, Verdict(False, Reason.InvalidBoxfile, why)):
+                changed.add(name)
+        self.problems = found.problems
+        return changed | self._missing(found)
+
+    # -- what a file says
+    # ------------------------------------------------------------------------------
+
+    def _take(
+        self,
+        name: str,
+        source: SourceFile,
+        twins: tuple[str, ...],
+        ceiling: Ceiling | BoxError,
+    ) -> bool:
+        entry = self.entries.get(name)
+        if entry is None:
+            entry = self.entries[name] = Entry(Record(name=name, created=timestamp()))
+        returned = entry.removing or entry.record.vanished_at is not None or entry.record.held
+        parsed = self._parse(name, source)
+        verdict = self._verdict(name, parsed, ceiling)
+        if verdict.ok and twins:
+            also = ", ".join(path for path in twins if path != source.path)
+            message = f"{source.path} is in force; {also} declares the same name: remove one"
+            verdict = Verdict(False, Reason.Conflict, message)
+        if verdict.ok or verdict.reason is Reason.Conflict:
+            accepted = self._accept(entry, source, parsed.box)
+        else:
+            accepted = False
+            self._still_allowed(name, entry, ceiling)
+        entry.removing = False
+        if returned:
+            self._save(entry, replace(entry.record, vanished_at=None, held=False))
+        changed = accepted or returned or verdict != entry.verdict
+        entry.verdict, entry.text_digest = verdict, source.digest
+        return changed
+
+    def _parse(self, name: str, source: SourceFile) -> Parsed:
+        known = self._parsed.get(name)
+        entry = self.entries[name]
+        if known is None or entry.text_digest != source.digest:
+            known = parse_boxfile(source.data, file=source.path, expected_name=name)
+            self._parsed[name] = known
+        return known
+
+    def _verdict(self, name: str, parsed: Parsed, ceiling: Ceiling | BoxError) -> Verdict:
+        if parsed.box is None:
+            return Verdict(False, Reason.InvalidBoxfile, "\n".join(map(str, parsed.problems)))
+        if isinstance(ceiling, BoxError):
+            return Verdict(False, Reason.RefusedByPolicy, str(ceiling))
+        broken = ceiling.judge(parsed.box, self._others(name))
+        if broken:
+            return Verdict(False, Reason.RefusedByPolicy, "; ".join(broken))
+        return ACCEPTED
+
+    def _others(self, name: str) -> Totals:
+        specs = (e.record.spec for n, e in self.entries.items() if n != name and not e.removing)
+        return Totals.of(spec for spec in specs if spec is not None)
+
+    def _accept(self, entry: Entry, source: SourceFile, box: Boxfile | None) -> bool:
+        if box is None:
+            return False
+        record = entry.record
+        if record.spec is not None and record.spec_digest == box.digest():
+            if record.source != source.path:
+                self._save(entry, replace(record, source=source.path))
+            return False
+        kind = "created" if record.spec is None else "configured"
+        self._save(
+            entry,
+            replace(
+                record,
+                generation=record.generation + 1,
+                spec=box,
+                spec_digest=box.digest(),
+                source=source.path,
+                created=record.created or timestamp(),
+                suspended=False,
+            ),
+        )
+        entry.attempts = entry.silent = 0
+        entry.failure, entry.failure_layer = None, ""
+        self.event(entry, kind, f"from {source.path}")
+        return True
+
+    def _still_allowed(self, name: str, entry: Entry, ceiling: Ceiling | BoxError) -> None:
+        """The last good spec of a text that is refused stays in force only while the ceiling allows it."""
+        spec = entry.record.spec
+        if spec is None or isinstance(ceiling, BoxError):
+            return
+        entry.over_ceiling = bool(ceiling.judge(spec, self._others(name)))
+
+    def _doubt(self, name: str, verdict: Verdict) -> bool:
+        entry = self.entries.get(name)
+        if entry is None:
+            entry = self.entries[name] = Entry(Record(name=name))
+        changed = entry.verdict != verdict
+        entry.verdict = verdict
+        entry.removing = False
+        return changed
+
+    # -- what is gone
+    # ----------------------------------------------------------------------------------
+
+    def _missing(self, found: FolderScan) -> set[str]:
+        inventory = {n: e.record for n, e in self.entries.items() if not e.removing}
+        known = self._store.load_folder()
+        identity = FolderIdentity(
+            str(self._cache.resolved), device=found.identity[0], inode=found.identity[1]
+        )
+        same = not isinstance(known, FolderIdentity) or known.identity == identity.identity
+        now = time.monotonic()
+        times = self._vanished.update(set(inventory), found.present, now)
+        decision = prune.decide(
+            inventory,
+            found.present,
+            folder_ok=True,
+            same_folder=same,
+            recent_vanish=times,
+            confirmed=self._confirmed,
+            now=now,
+        )
+        self._confirmed = False
+        self.hold_reason, self.recheck_after = decision.reason, decision.recheck_after
+        if not isinstance(known, FolderIdentity) or decision.adopt_folder:
+            self._store.save_folder(identity)
+        return self._apply(decision)
+
+    def _hold_all(self, reason: str) -> set[str]:
+        self._confirmed = False
+        self.hold_reason, self.recheck_after = reason, None
+        verdict = Verdict(False, Reason.SourceMissing, reason)
+        changed = {n for n, e in self.entries.items() if e.verdict != verdict and not e.removing}
+        for name in changed:
+            self.entries[name].verdict = verdict
+        self.problems = ((str(self._layout.boxes), reason),)
+        return changed
+
+    def _apply(self, decision: prune.Decision) -> set[str]:
+        changed = set()
+        for name in decision.held:
+            entry = self.entries[name]
+            verdict = Verdict(False, Reason.SourceMissing, decision.reason)
+            if not entry.record.held:
+                self._save(entry, replace(entry.record, held=True))
+                self.event(entry, "held", decision.reason)
+            if entry.verdict != verdict:
+                entry.verdict = verdict
+                changed.add(name)
+        for name in decision.remove:
+            entry = self.entries[name]
+            entry.removing = True
+            since = entry.record.vanished_at
+            vanished = time.time() if since is None else since
+            self._save(entry, replace(entry.record, vanished_at=vanished, held=False))
+            self._parsed.pop(name, None)
+            changed.add(name)
+        return changed
+
+    # -- small things
+    # ----------------------------------------------------------------------------------
+
+    def forget(self, name: str) -> None:
+        """A removed sandbox has nothing left on the host: drop its record and its reports."""
+        self.entries.pop(name, None)
+        self._parsed.pop(name, None)
+        self._store.remove(name)
+
+    def may_erase(self, name: str) -> None:
+        """Raise RefusedByPolicy when the ceiling forbids erasing data."""
+        ceiling = self._ceiling()
+        if isinstance(ceiling, BoxError):
+            raise ceiling
+        if not ceiling.allow_erase:
+            raise RefusedByPolicy(
+                f"policy.toml forbids erasing the data of {name} (allow_erase)",
+                fix="delete it without --data; its disk is moved aside and kept",
+            )
+
+    def mark_erase(self, name: str) -> None:
+        """Give the last good spec `data.on_delete: erase`, once its Boxfile is gone."""
+        record = self.entries[name].record
+        if record.spec is None:
+            return
+        data = record.spec.data.model_copy(update={"on_delete": OnDelete.erase})
+        spec = record.spec.model_copy(update={"data": data})
+        self.save(name, replace(record, spec=spec, spec_digest=spec.digest()))
+
+    def take_orphan(self, name: str) -> None:
+        """Something of ours runs under a name without record or Boxfile: have it removed like a deleted one."""
+        entry = self.entries.setdefault(name, Entry(Record(name=name)))
+        entry.removing = entry.record.spec is None
+
+    def save(self, name: str, record: Record) -> None:
+        """Make a changed record durable."""
+        self._save(self.entries[name], record)
+
+    def event(self, entry: Entry, kind: str, message: str) -> None:
+        """Add one line to the sandbox's history."""
+        now = timestamp()
+        entry.last_change = now
+        self._store.append_event(
+            entry.record.name, Event(now, kind, message, entry.record.generation)
+        )
+
+    def _save(self, entry: Entry, record: Record) -> None:
+        entry.record = record
+        self._store.save(record)
+
+    def _ceiling(self) -> Ceiling | BoxError:
+        try:
+            data = files.read_bounded(self._layout.policy, POLICY_MAX)
+        except FileNotFoundError:
+            return Ceiling()
+        except BoxError as error:
+            return error
+        try:
+            return parse_ceiling(data, self._layout.policy.name)
+        except BoxError as error:
+            return error

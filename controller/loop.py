@@ -1,0 +1,253 @@
+"""The controller: wakes up on hints and timers, re-reads the folder, and keeps one pass per name going.
+
+Every wake-up only says that something may have changed. It must hold no truth of its own: kill it
+at any instant, start it again, and it finds on disk and on the host what it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Set
+
+import prctl
+
+from controller.api import ApiServer
+from controller.inventory import Inventory
+from controller.lockfile import ControllerLock
+from controller.operations import Operations
+from controller.sources.watch import FolderWatch
+from controller.store import Store
+from controller.wiring import build_host, load_config
+from controller.worker import Worker
+from controller.workqueue import WorkQueue
+from reconcilers import disk as disks
+from reconcilers import launchrecord, microvm, procfs
+from reconcilers.confinement.cgroup import list_sandboxes
+from reconcilers.host import Host
+from reconcilers.layout import Layout
+from specs.errors import BoxError, Conflict
+
+log = logging.getLogger("box")
+
+RESCAN_SECONDS = 30.0
+# An editor's save is several events in a few milliseconds; one scan after them is enough.
+SETTLE_SECONDS = 0.02
+WORKERS = 16
+# A settled controller answers --once; something due later than this is a back-off or a timer.
+ONCE_HORIZON = 5.0
+
+
+class Controller:
+    """All sandboxes of one home."""
+
+    def __init__(self, layout: Layout, host: Host, lock: ControllerLock) -> None:
+        self._layout = layout
+        self._host = host
+        self._lock = lock
+        self.store = Store(layout)
+        self.inventory = Inventory(layout, self.store)
+        self.queue = WorkQueue()
+        self.worker = Worker(host, self.store, self.inventory, self._watch_exit, self._marked_as)
+        self._hint = asyncio.Event()
+        self._marked: dict[str, set[int]] = {}
+        self._watched: dict[int, tuple[str, int]] = {}
+
+    # -- start
+    # -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take up what an earlier controller left: records, claims, half-done work."""
+        self.store.remove_leftovers()
+        disks.sweep(self._layout.all_disks)
+        for garbled in self.inventory.load():
+            log.warning(
+                "%s cannot be read (%s); set aside, rebuilt from the host",
+                garbled.path,
+                garbled.why,
+            )
+        self._restore_claims()
+
+    def _restore_claims(self) -> None:
+        """Claims that the registry lost are entered again from our records and from live VMMs."""
+        claims = self._host.claims()
+        for name, entry in self.inventory.entries.items():
+            record = launchrecord.read(self._layout.launch_record(name))
+            alive = record is not None and procfs.alive(record.pid, record.start_time) is not None
+            uid = record.uid if record is not None and alive else entry.record.uid
+            strict = entry.record.spec is not None and entry.record.spec.isolation == "strict"
+            if uid is None or name in claims or not strict:
+                continue
+            with contextlib.suppress(Conflict):
+                self._host.adopt_claim(name, uid)
+
+    # -- wake-ups
+    # --------------------------------------------------------------------------------------
+
+    def hint(self) -> None:
+        """Something may have changed in the folder."""
+        self._hint.set()
+
+    def _watch_exit(self, name: str, pid: int) -> None:
+        """Ask for a pass the moment this process ends."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.queue.add(name)
+            return
+        asyncio.get_running_loop().add_reader(descriptor, self._exited, descriptor)
+        self._watched[descriptor] = (name, pid)
+
+    def _exited(self, descriptor: int) -> None:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        name, pid = self._watched.pop(descriptor)
+        os.close(descriptor)
+        entry = self.inventory.entries.get(name)
+        how = microvm.reap(pid)
+        if entry is not None:
+            entry.exited = how
+        self.queue.add(name)
+
+    def _marked_as(self, name: str) -> Set[int]:
+        return self._marked.get(name, set())
+
+    # -- the loop
+    # --------------------------------------------------------------------------------------
+
+    def rescan(self) -> None:
+        """Read the folder and the host's processes again; put whatever changed into the queue."""
+        self._lock.lock_folder(self._layout.boxes)
+        for name in self.inventory.refresh():
+            self.queue.add(name)
+        self._find_strays()
+        if self.inventory.recheck_after is not None:
+            asyncio.get_running_loop().call_later(self.inventory.recheck_after + 0.05, self.hint)
+
+    def _find_strays(self) -> None:
+        binary = self._host.facts.binary
+        if binary is None:
+            return
+        facts = binary.stat()
+        instance = self._layout.instance
+        self._marked = procfs.marked_processes(instance, (facts.st_dev, facts.st_ino))
+        known = self.inventory.entries
+        for name in {*self._marked, *list_sandboxes(instance)} - known.keys():
+            self._orphan(name)
+        for name, pids in self._marked.items():
+            entry = known.get(name)
+            live = entry.live.record.pid if entry is not None and entry.live is not None else 0
+            if pids - {live}:
+                self.queue.add(name)
+
+    def _orphan(self, name: str) -> None:
+        """Something runs under a name no record knows. The prune guard outranks its removal."""
+        if self.inventory.hold_reason:
+            return
+        self.inventory.take_orphan(name)
+        self.queue.add(name)
+
+    async def work(self) -> None:
+        """One worker: takes due names for ever."""
+        while True:
+            name = await self.queue.get()
+            try:
+                again = await self.worker.run(name)
+            except Exception:
+                # A defect of ours in one sandbox's pass must not stop the others.
+                log.exception("pass over %s failed", name)
+                self.queue.add(name, RESCAN_SECONDS)
+            else:
+                if again.after is not None:
+                    self.queue.add(name, again.after)
+            finally:
+                self.queue.done(name)
+
+    async def watch_folder(self) -> None:
+        """Scan on every hint and at least every RESCAN_SECONDS."""
+        loop = asyncio.get_running_loop()
+        
+        def hint() -> None:
+            loop.call_soon_threadsafe(self.hint)
+
+        watch = FolderWatch(self._layout.boxes.resolve(), hint)
+        await asyncio.to_thread(watch.start)
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hint.wait(), RESCAN_SECONDS)
+                    await asyncio.sleep(SETTLE_SECONDS)
+                self._hint.clear()
+                watch.refresh()
+                try:
+                    self.rescan()
+                except (BoxError, OSError) as error:
+                    log.error("%s", error)
+        finally:
+            await asyncio.to_thread(watch.stop)
+
+    async def run_once(self) -> int:
+        """Converge what can be converged now, then stop; 1 when something is not as its Boxfile says."""
+        self.rescan()
+        for name in self.inventory.entries:
+            self.queue.add(name)
+        workers = [asyncio.create_task(self.work()) for _ in range(WORKERS)]
+        while not self.queue.idle(ONCE_HORIZON):
+            await asyncio.sleep(0.05)
+            if self._hint.is_set():
+                self._hint.clear()
+                self.rescan()
+        await self._end(workers)
+        return int(any(e.failure is not None for e in self.inventory.entries.values()))
+
+    async def run_forever(self, stopping: asyncio.Event) -> int:
+        """Serve until told to stop; sandboxes keep running."""
+        self.rescan()
+        for name in self.inventory.entries:
+            self.queue.add(name)
+        service = Operations(
+            self._host, self.inventory, self.store, rescan=self.hint, wake=self.queue.add
+        )
+        server = ApiServer(service, self._layout.socket)
+        await server.start()
+        tasks = [asyncio.create_task(self.work()) for _ in range(WORKERS)]
+        tasks.append(asyncio.create_task(self.watch_folder()))
+        log.info("watching %s", self._layout.boxes)
+        await stopping.wait()
+        await server.close()
+        await self._end(tasks)
+        return 0
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for entry in self.inventory.entries.values():
+            if entry.live is not None:
+                await entry.live.close()
+
+
+def run(layout: Layout, once: bool) -> int:
+    """`box controller`: lock the home, converge, serve. Returns the exit status."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    with ControllerLock.acquire(layout.lock) as lock:
+        lock.lock_folder(layout.boxes)
+        # The jail's double fork leaves the VMM without a parent; it becomes ours, so that its exit
+        # status is.
+        prctl.set_child_subreaper(True)
+        host = build_host(layout, load_config(layout))
+        return asyncio.run(_main(layout, host, lock, once))
+
+
+async def _main(layout: Layout, host: Host, lock: ControllerLock, once: bool) -> int:
+    controller = Controller(layout, host, lock)
+    controller.start()
+    if once:
+        return await controller.run_once()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return await controller.run_forever(stopping)

@@ -1,0 +1,140 @@
+"""What the API asks for, done by the running controller.
+
+Everything that changes desired state ends as a file in the watched folder, here as everywhere; only
+commands, proofs and confirmations need the controller itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+
+from agent.client import AgentClient
+from agent.messages import ExecRequest
+from agent.process import Process
+from controller import apply
+from controller.entry import Entry
+from controller.inventory import Inventory
+from controller.service import Applied
+from controller.store import Store
+from reconcilers import guest
+from reconcilers.host import Host
+from reconcilers.live import Live
+from reconcilers.observe import disk_bytes, read_confinement
+from specs.drift import Event
+from specs.errors import InvalidBoxfile, NoSandbox, NotUp
+from specs.parse import parse_boxfile
+from specs.reading import Reading
+from specs.report import Report
+
+DISTRIBUTION = "box-controller"
+
+
+class Operations:
+    """The controller as its socket sees it (`controller.service.Service`)."""
+
+    def __init__(
+        self,
+        host: Host,
+        inventory: Inventory,
+        store: Store,
+        *,
+        rescan: Callable[[], None],
+        wake: Callable[[str], None],
+    ) -> None:
+        self._host = host
+        self._layout = host.layout
+        self._inventory = inventory
+        self._store = store
+        self._rescan = rescan
+        self._wake = wake
+
+    def names(self) -> Sequence[str]:
+        return sorted(self._inventory.entries)
+
+    def report(self, name: str) -> Report:
+        entry = self._entry(name)
+        found = self._store.read_report(name)
+        return found or Report(name=name, generation=entry.record.generation)
+
+    def events(self, name: str) -> Sequence[Event]:
+        self._entry(name)
+        return self._store.read_events(name)
+
+    def version(self) -> Mapping[str, str]:
+        return {
+            "box": version(DISTRIBUTION),
+            "instance": self._layout.instance,
+            "pid": str(os.getpid()),
+        }
+
+    async def exec(self, name: str, request: ExecRequest) -> Process:
+        entry, live, client = self._up(name)
+        # A frozen or replaced VMM, or another kernel behind the same channel, runs nothing.
+        guest.require_proof(live.record, client.hello)
+        box = entry.record.spec
+        if box is not None:
+            ours = {k.encode(): v.encode() for k, v in box.env.items()}
+            timeout = request.timeout_ms or box.timeout_seconds * 1000
+            request = replace(request, env={**ours, **request.env}, timeout_ms=timeout)
+        return await client.exec(request)
+
+    async def apply(self, name: str, data: bytes, if_match: str | None) -> Applied:
+        parsed = parse_boxfile(data, file=f"{name}.box.yaml", expected_name=name)
+        if parsed.box is None:
+            raise InvalidBoxfile.of(parsed.problems)
+        done = apply.apply_text(self._layout.boxes, name, data, if_match=if_match)
+        self._rescan()
+        return done
+
+    async def delete(self, name: str, *, erase_data: bool) -> None:
+        self._entry(name)
+        if erase_data:
+            self._inventory.may_erase(name)
+        # The file goes first: killed in between, the data is kept.
+        apply.delete_file(self._layout.boxes, name)
+        if erase_data:
+            self._inventory.mark_erase(name)
+        self._rescan()
+
+    async def verify(self, name: str) -> Sequence[Reading]:
+        entry, live, client = self._up(name)
+        box = entry.record.spec
+        assert box is not None
+        uid = self._host.claimed_uid(name, str(box.isolation))
+        size = disk_bytes(self._layout, name)
+        proofs = (*guest.prove_process(live.record), *guest.prove_kernel(live.record, client.hello))
+        kernel = tuple(
+            Reading("kernel", p.item, p.want, p.got, p.ok, p.source, "live", "replace")
+            for p in proofs
+        )
+        return (*kernel, *read_confinement(self._host, name, box, live.record, uid, size))
+
+    async def prune(self, *, confirm: bool) -> Mapping[str, str]:
+        held = self._inventory.held()
+        if confirm and held:
+            self._inventory.confirm()
+            self._rescan()
+        return held
+
+    def poke(self, name: str) -> None:
+        self._wake(name)
+
+    def _entry(self, name: str) -> Entry:
+        entry = self._inventory.entries.get(name)
+        if entry is None:
+            raise NoSandbox(
+                f"there is no sandbox {name}", fix=f"box new {name}, or box get to list them"
+            )
+        return entry
+
+    def _up(self, name: str) -> tuple[Entry, Live, AgentClient]:
+        entry = self._entry(name)
+        live = entry.live
+        if live is None or live.client is None or entry.record.spec is None:
+            raise NotUp(
+                f"{name} is not up", fix=f"box wait {name} --for Ready, or box describe {name}"
+            )
+        return entry, live, live.client

@@ -1,0 +1,71 @@
+"""Builds the report of one sandbox from what a pass saw. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from controller.entry import Entry
+from reconcilers.facts import Observed, Vmm
+from specs.report import Report
+
+
+def build_report(entry: Entry, observed: Observed) -> Report:
+    """What `observed.toml` is to hold after a pass."""
+    record, box = entry.record, entry.record.spec
+    return Report(
+        name=record.name,
+        generation=record.generation,
+        state=str(box.state) if box else "",
+        backend=str(box.backend or "qemu") if box else "",
+        accel=entry.choice.accel if entry.choice else "",
+        isolation=str(box.isolation) if box else "",
+        source=record.source,
+        created=record.created,
+        last_change=entry.last_change,
+        conditions=tuple(entry.conditions.values()),
+        vmm=_vmm(entry, observed),
+        guest=_guest(entry, observed),
+        confinement=_readings(observed),
+        drift=tuple(entry.drift),
+        failure=entry.failure,
+    )
+
+
+def _vmm(entry: Entry, observed: Observed) -> dict[str, Any]:
+    if not isinstance(observed.vmm, Vmm) or entry.live is None:
+        return {}
+    record = entry.live.record
+    return {
+        "pid": record.pid,
+        "start_time": record.start_time,
+        "uid": record.uid,
+        "gid": record.gid,
+        "accel": record.accel,
+        "started": record.started,
+        "kernel_release": record.kernel_release,
+        "kernel_sha256": record.kernel_sha256,
+        "initramfs_sha256": record.initramfs_sha256,
+        "image_sha256": record.image_sha256,
+        "argv": list(record.argv),
+    }
+
+
+def _guest(entry: Entry, observed: Observed) -> dict[str, Any]:
+    if observed.guest is None or entry.live is None or entry.live.client is None:
+        return {}
+    hello = entry.live.client.hello
+    return {
+        "kernel": hello.kernel,
+        "machine": hello.machine,
+        "boot_id": hello.boot_id,
+        "agent": hello.agent,
+        "root": hello.root,
+        "data": hello.data,
+    }
+
+
+def _readings(observed: Observed) -> tuple[dict[str, Any], ...]:
+    if not isinstance(observed.vmm, Vmm):
+        return ()
+    return tuple(asdict(reading) for reading in observed.vmm.readings)

@@ -1,0 +1,285 @@
+"""One pass over one sandbox: observe, plan, act, observe again, report.
+
+A pass trusts nothing an earlier one said. It ends converged, or with a failure that says whether
+and when to try again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
+
+from controller import backoff, driftbook
+from controller.entry import Entry
+from controller.inventory import Inventory, timestamp
+from controller.judge import judge
+from controller.prune import ERASE_DELAY_SECONDS
+from controller.reporting import build_report
+from controller.store import Store
+from reconcilers import steps
+from reconcilers.accel import Choice
+from reconcilers.act import Actor
+from reconcilers.facts import Disk, Observed, Vmm
+from reconcilers.host import Host, launch_key
+from reconcilers.observe import observe
+from reconcilers.plan import Desired, Plan, plan
+from reconcilers.steps import Step
+from specs.boxfile import Boxfile, OnDelete
+from specs.conditions import merge
+from specs.errors import BoxError, CommandError, ConfinementError, HostError
+from specs.report import Failure
+
+ROUNDS = 4
+# A guest that does not answer this often in a row is given up, and its VM replaced.
+SILENT_LIMIT = 3
+RUNNING_EVERY, STOPPED_EVERY = 30.0, 600.0
+
+
+@dataclass(frozen=True)
+class Again:
+    """When the name wants its next pass, in seconds; None when it is gone."""
+
+    after: float | None
+
+
+class Worker:
+    """Passes over single sandboxes, all with the same host, store and inventory."""
+
+    def __init__(
+        self,
+        host: Host,
+        store: Store,
+        inventory: Inventory,
+        watch: Callable[[str, int], None],
+        marked: Callable[[str], Set[int]],
+    ) -> None:
+        self._host = host
+        self._store = store
+        self._inventory = inventory
+        self._watch = watch
+        self._marked = marked
+
+    async def run(self, name: str) -> Again:
+        """One pass. Never raises for anything the host, the guest or the Boxfile did."""
+        entry = self._inventory.entries.get(name)
+        if entry is None:
+            return Again(None)
+        generation = entry.record.generation
+        try:
+            observed, done = await self._converge(name, entry)
+        except (BoxError, OSError) as error:
+            return await self._failed(name, entry, error, generation)
+        if entry.removing and self._is_gone(observed):
+            self._inventory.forget(name)
+            return Again(None)
+        entry.attempts = entry.silent = 0
+        entry.failure, entry.failure_layer = None, ""
+        if done.blocked is None:
+            self._settle(entry)
+        self._report(entry, observed, done)
+        return Again(self._next(entry))
+
+    # -- the pass
+    # --------------------------------------------------------------------------------------
+
+    async def _converge(self, name: str, entry: Entry) -> tuple[Observed, Plan]:
+        created: list[Step] = []
+        for _ in range(ROUNDS):
+            box = self._wanted(entry)
+            actor = Actor(self._host, name, box, entry.choice, entry.live, self._watch)
+            actor.adopt()
+            entry.live = actor.live
+            observed = await self._observe(name, entry, box)
+            self._note_exit(entry, observed)
+            desired = await self._desired(entry, box)
+            if entry.choice is not None and entry.choice.refused:
+                desired = replace(desired, box=None, erase=None, keep_identity=True)
+            todo = plan(desired, observed)
+            if not todo.steps:
+                return observed, todo
+            self._note_drift(entry, todo.steps)
+            actor = Actor(self._host, name, box, entry.choice, entry.live, self._watch)
+            try:
+                await self._act(entry, actor, todo.steps, created)
+            finally:
+                entry.live = actor.live
+        raise HostError("it does not settle: what was mended differs again at once")
+
+    async def _act(
+        self, entry: Entry, actor: Actor, todo: tuple[Step, ...], created: list[Step]
+    ) -> None:
+        for step in todo:
+            try:
+                await actor.act(step)
+            except (BoxError, OSError) as error:
+                entry.failure = _failure(step, error)
+                entry.failure_layer = error.layer if isinstance(error, ConfinementError) else ""
+                if isinstance(step, steps.ConnectGuest):
+                    entry.silent += 1
+                await self._undo(actor, created)
+                raise
+            created.append(step)
+            self._recorded(entry, step, actor)
+
+    async def _undo(self, actor: Actor, created: list[Step]) -> None:
+        """Take back what this pass made, last first; never a disk that a VM has opened."""
+        opened = any(isinstance(step, steps.LaunchVmm) for step in created)
+        for step in reversed(created):
+            inverse = step.undo()
+            if inverse is None or (opened and isinstance(inverse, steps.EraseDisk)):
+                continue
+            try:
+                await actor.act(inverse)
+            except (BoxError, OSError):
+                continue  # the next pass finds whatever is left
+
+    def _recorded(self, entry: Entry, step: Step, actor: Actor) -> None:
+        """Make durable what only we know of a step that was done."""
+        name, record = entry.record.name, entry.record
+        match step:
+            case steps.ClaimIdentity():
+                uid = self._host.claims().get(name)
+                record = replace(record, uid=uid, gid=uid)
+            case steps.ReleaseIdentity():
+                record = replace(record, uid=None, gid=None)
+            case steps.CreateDisk():
+                record = replace(record, has_disk=True)
+            case steps.EraseDisk() | steps.SetDiskAside():
+                record = replace(record, has_disk=False)
+        if record != entry.record:
+            self._inventory.save(name, record)
+        if not step.consequence or isinstance(step, steps.LaunchVmm):
+            self._inventory.event(entry, "done", step.describe())
+        for note in actor.notes:
+            self._inventory.event(entry, "kept", note)
+        actor.notes.clear()
+
+    def _wanted(self, entry: Entry) -> Boxfile | None:
+        box = entry.box
+        if box is not None and entry.over_ceiling:
+            return box.model_copy(update={"state": "stopped"})
+        return box
+
+    async def _observe(self, name: str, entry: Entry, box: Boxfile | None) -> Observed:
+        return await observe(
+            self._host,
+            name,
+            box,
+            entry.live,
+            marked=self._marked(name),
+            had_disk=entry.record.has_disk,
+        )
+
+    async def _desired(self, entry: Entry, box: Boxfile | None) -> Desired:
+        if box is None:
+            # A name that never had a good Boxfile owns nothing; its (absent) disk is not ours to
+            # move.
+            spec = entry.record.spec
+            return Desired(None, erase=self._erase_now(entry) if spec is not None else None)
+        if box.state != "running":
+            return Desired(box)
+        entry.choice = await self._choose(box)
+        digest = self._host.images.digest_for(box.base)
+        key = launch_key(box, entry.choice, digest)
+        return Desired(
+            box,
+            key,
+            suspended=entry.record.suspended,
+            give_up_guest=entry.silent >= SILENT_LIMIT,
+        )
+
+    async def _choose(self, box: Boxfile) -> Choice:
+        problems = self._host.backend_for(box).check(box, self._host.facts)
+        if problems:
+            raise HostError("; ".join(problems))
+        return await self._host.choose_accel(box, self._host.boot())
+
+    def _erase_now(self, entry: Entry) -> bool | None:
+        """True: erase; False: set aside; None: wait, the file may come back."""
+        spec, vanished = entry.record.spec, entry.record.vanished_at
+        if spec is None or spec.data.on_delete is OnDelete.keep:
+            return False
+        if vanished is None or time.time() - vanished < ERASE_DELAY_SECONDS:
+            return None
+        return True
+
+    # -- notes about it
+    # --------------------------------------------------------------------------------
+
+    def _note_exit(self, entry: Entry, observed: Observed) -> None:
+        box = entry.record.spec
+        if entry.live is None or isinstance(observed.vmm, Vmm) or box is None:
+            return
+        killed = self._oom_kills(entry.record.name)
+        entry.out_of_memory = killed > 0
+        how = "killed by the host at its memory limit" if killed else entry.exited or "unknown"
+        self._inventory.event(entry, "exited", f"the VMM ended: {how}")
+        if box.restart == "never" and box.state == "running" and not entry.removing:
+            self._inventory.save(entry.record.name, replace(entry.record, suspended=True))
+
+    def _oom_kills(self, name: str) -> int:
+        try:
+            return self._host.cgroup(self._host.names(name)).read().oom_kills
+        except (OSError, BoxError):
+            return 0
+
+    def _note_drift(self, entry: Entry, todo: tuple[Step, ...]) -> None:
+        if entry.converged_generation != entry.record.generation or entry.removing:
+            return
+        entry.drift, new = driftbook.found(entry.drift, todo, timestamp())
+        for drift in new:
+            text = f"{drift.field}: want {drift.desired}, saw {drift.observed}; {drift.action}"
+            self._inventory.event(entry, "drift", text)
+
+    def _settle(self, entry: Entry) -> None:
+        entry.converged_generation = entry.record.generation
+        entry.drift, closed = driftbook.corrected(entry.drift, timestamp())
+        for drift in closed:
+            self._inventory.event(entry, "mended", f"{drift.field}: {drift.action}")
+
+    async def _failed(
+        self, name: str, entry: Entry, error: BoxError | OSError, generation: int
+    ) -> Again:
+        if entry.failure is None:
+            entry.failure = _failure(None, error)
+        entry.attempts += 1
+        retry = not isinstance(error, BoxError) or error.retry
+        self._inventory.event(entry, "failed", f"{entry.failure.step}: {entry.failure.message}")
+        try:
+            observed = await self._observe(name, entry, self._wanted(entry))
+        except (BoxError, OSError):
+            observed = Observed()
+        self._report(entry, observed, Plan())
+        if entry.record.generation != generation:
+            return Again(0.0)  # a changed Boxfile is tried at once
+        return Again(backoff.delay(entry.attempts) if retry else STOPPED_EVERY)
+
+    def _report(self, entry: Entry, observed: Observed, done: Plan) -> None:
+        found = judge(entry, observed, done.blocked, timestamp())
+        entry.conditions = merge(entry.conditions, found)
+        self._store.write_report(entry.record.name, build_report(entry, observed))
+
+    def _is_gone(self, observed: Observed) -> bool:
+        return (
+            observed.vmm is None
+            and observed.cgroup is False
+            and not isinstance(observed.disk, Disk)
+            and observed.uid is None
+        )
+
+    def _next(self, entry: Entry) -> float:
+        if entry.removing and entry.record.vanished_at is not None:
+            passed = time.time() - entry.record.vanished_at
+            return min(ERASE_DELAY_SECONDS, max(0.1, ERASE_DELAY_SECONDS - passed + 0.1))
+        box = entry.box
+        return RUNNING_EVERY if box is not None and box.state == "running" else STOPPED_EVERY
+
+
+def _failure(step: Step | None, error: BoxError | OSError) -> Failure:
+    return Failure(
+        step=step.describe() if step is not None else "observe",
+        message=error.message if isinstance(error, BoxError) else str(error),
+        fix=error.fix if isinstance(error, BoxError) else "",
+        replay=error.replay if isinstance(error, CommandError) else "",
+    )

@@ -1,0 +1,114 @@
+"""KVM or emulation: what a Boxfile asks for against what a probe has proved.
+
+A /dev/kvm that opens proves nothing, nor does a small guest that runs on it: some hosts offer a KVM
+on which no stock kernel boots. So the probe boots the real guest kernel to the agent's hello, in
+the same jail, and the verdict is remembered for this kernel, this VMM binary and this boot of the
+host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from reconcilers.procfs import host_boot_id
+from specs.boxfile import Accel, Boxfile, Isolation
+from specs.conditions import Reason
+from specs.errors import BoxError
+
+KVM_DEVICE = Path("/dev/kvm")
+PROBE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether KVM boots the guest kernel here, and how that is known."""
+
+    usable: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The accelerator to use. `refused` is set, with its reason, when the Boxfile may not start here."""
+
+    accel: str
+    reason: Reason
+    message: str
+    refused: bool = False
+
+    @property
+    def hardware(self) -> bool:
+        return self.accel == "kvm" and not self.refused
+
+
+def needs_probe(box: Boxfile) -> bool:
+    """Whether the choice depends on KVM."""
+    return box.accel is not Accel.tcg
+
+
+def choose(box: Boxfile, kvm: Verdict | None) -> Choice:
+    """Pure: the accelerator for a Boxfile. `kvm` may be None when `needs_probe` says no."""
+    emulated = "the CPU is emulated: for trying and testing, not a wall of hardware"
+    if box.accel is Accel.tcg:
+        return Choice("tcg", Reason.SoftwareEmulation, emulated)
+    if kvm is not None and kvm.usable:
+        return Choice("kvm", Reason.HardwareVirtualization, kvm.why)
+    why = kvm.why if kvm is not None else "KVM was not probed"
+    if box.accel is Accel.kvm:
+        return Choice("kvm", Reason.KvmNotUsable, f"accel: kvm, but {why}", refused=True)
+    if box.isolation is Isolation.strict:
+        message = (
+            f"isolation: strict needs hardware virtualization and {why}; "
+            "write `accel: tcg` to accept emulation"
+        )
+        return Choice("tcg", Reason.EmulationRefused, message, refused=True)
+    return Choice("tcg", Reason.SoftwareEmulation, f"{emulated} ({why})")
+
+
+class KvmProbe:
+    """Remembers the verdict in one file; boots a guest through `boot` only when nothing is remembered."""
+
+    def __init__(self, memory: Path, boot: Callable[[], Awaitable[None]]) -> None:
+        self._memory = memory
+        self._boot = boot
+        self._known: dict[str, Verdict] = {}
+
+    async def verdict(self, kernel_sha256: str, binary: Path) -> Verdict:
+        """Whether KVM works for this kernel and VMM binary. Never raises for a KVM that does not."""
+        if not KVM_DEVICE.exists():
+            return Verdict(False, f"{KVM_DEVICE} does not exist")
+        facts = binary.stat()
+        parts = (kernel_sha256, facts.st_ino, facts.st_mtime_ns, facts.st_size, host_boot_id())
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()
+        if key not in self._known:
+            self._known[key] = self._remembered(key) or await self._probe(key)
+        return self._known[key]
+
+    def _remembered(self, key: str) -> Verdict | None:
+        try:
+            data = json.loads(self._memory.read_text())
+            if data["key"] != key:
+                return None
+            return Verdict(data["usable"] is True, str(data["why"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    async def _probe(self, key: str) -> Verdict:
+        try:
+            await self._boot()
+        except BoxError as error:
+            verdict = Verdict(
+                False, f"the guest kernel does not boot on {KVM_DEVICE} here ({error.message})"
+            )
+        else:
+            verdict = Verdict(True, "the guest kernel booted on KVM to the agent's hello")
+        temporary = self._memory.with_name(f".{self._memory.name}.{os.getpid()}")
+        temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({"key": key, **asdict(verdict)}))
+        temporary.rename(self._memory)
+        return verdict

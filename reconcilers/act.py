@@ -1,0 +1,300 @@
+"""Does what a step says, for one sandbox. The only module besides the resources themselves that changes the host.
+
+Each act may run again after a crash in the middle of it and must then end the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+from reconcilers import console, guest, launchrecord, microvm, procfs, qmp, steps
+from reconcilers import disk as disks
+from reconcilers.accel import Choice
+from reconcilers.confinement.cgroup import Cgroup
+from reconcilers.confinement.policy import Confinement
+from reconcilers.confinement.readback import mend, read_vmm
+from reconcilers.facts import MIB, Disk, Image
+from reconcilers.host import Host
+from reconcilers.live import Live
+from reconcilers.sockets import SOCKET_MODE
+from reconcilers.steps import Step
+from specs.boxfile import Boxfile
+from specs.errors import BoxError, ChannelError, HostError
+from specs.reading import Reading
+
+SHUTDOWN_SECONDS = 10.0
+
+
+class Actor:
+    """Acts on one sandbox. `live` is what the controller holds of its VM, before and after each step."""
+
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        box: Boxfile | None,
+        choice: Choice | None,
+        live: Live | None,
+        watch: Callable[[str, int], None],
+    ) -> None:
+        self._host = host
+        self._name = name
+        self._names = host.names(name)
+        self._box = box
+        self._choice = choice
+        self._watch = watch
+        self.live = live
+        self.notes: list[str] = []
+
+    async def act(self, step: Step) -> None:
+        """Perform `step`. Raises BoxError or OSError; the caller undoes what the pass created."""
+        match step:
+            case steps.BuildImage():
+                await asyncio.to_thread(self._host.images.build, step.base)
+            case steps.ClaimIdentity():
+                await asyncio.to_thread(self._claim)
+            case steps.ReleaseIdentity():
+                await asyncio.to_thread(self._host.release, self._name)
+            case steps.CreateCgroup():
+                await asyncio.to_thread(self._create_cgroup)
+            case steps.RemoveCgroup():
+                await asyncio.to_thread(self._host.cgroup(self._names).remove)
+            case steps.CreateDisk():
+                folder = self._host.layout.disks(self._name)
+                await asyncio.to_thread(disks.create, folder, step.size_mib)
+            case steps.GrowDisk():
+                await asyncio.to_thread(self._grow, step.size_mib)
+            case steps.MendDisk():
+                disks.mend(self._disk())
+            case steps.SetDiskAside():
+                self._set_aside()
+            case steps.EraseDisk():
+                await asyncio.to_thread(disks.erase, self._host.layout.disks(self._name))
+            case steps.KillStrays():
+                await self._kill_strays(step.pids)
+            case steps.StopVmm():
+                await self._stop(graceful=step.graceful)
+            case steps.LaunchVmm():
+                await self._launch(step.key)
+            case steps.ThawVmm():
+                self._thaw()
+            case steps.MendReadings():
+                await asyncio.to_thread(self._mend, step.readings)
+            case steps.ConnectGuest():
+                await self._connect()
+            case steps.ResizeData():
+                await self._resize(step.size_mib)
+            case steps.RemoveRuntime():
+                microvm.remove_runtime(self._host.layout, self._name)
+            case _:
+                raise HostError(f"no act for {type(step).__name__}")
+
+    # -- identity and cgroup
+    # ---------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        record = launchrecord.read(self._host.layout.launch_record(self._name))
+        if record is not None and procfs.alive(record.pid, record.start_time):
+            # The registry was lost while the VMM lived: its own UID is the one to claim again.
+            self._host.adopt_claim(self._name, record.uid)
+        self._host.claim(self._name)
+
+    def _create_cgroup(self) -> None:
+        box, choice = self._wanted()
+        uid = self._uid(box)
+        self._host.cgroup(self._names).create(self._policy(box, choice, uid).limits)
+
+    def _policy(self, box: Boxfile, choice: Choice, uid: int) -> Confinement:
+        disk = disks.observe(self._host.layout.disks(self._name))
+        return self._host.confinement(
+            box, uid, kvm=choice.accel == "kvm", disk_bytes=disk.size if disk else 0
+        )
+
+    def _uid(self, box: Boxfile) -> int:
+        uid = self._host.claimed_uid(self._name, str(box.isolation))
+        if uid is None:
+            raise HostError("no host UID is claimed for it")
+        return uid
+
+    def _wanted(self) -> tuple[Boxfile, Choice]:
+        if self._box is None or self._choice is None:
+            raise HostError("nothing to start: there is no Boxfile")
+        return self._box, self._choice
+
+    # -- disk
+    # ------------------------------------------------------------------------------------------
+
+    def _disk(self) -> Disk:
+        disk = disks.observe(self._host.layout.disks(self._name))
+        if disk is None:
+            raise HostError("its data disk is gone")
+        return disk
+
+    def _grow(self, size_mib: int) -> None:
+        disks.grow(self._disk(), size_mib)
+        record = launchrecord.read(self._host.layout.launch_record(self._name))
+        if record is None or procfs.alive(record.pid, record.start_time) is None:
+            return
+        # The VMM's file size limit follows its disk; the policy wants it from the next reading on.
+        box, choice = self._wanted()
+        want = self._policy(box, choice, record.uid)
+        mend(
+            record.pid,
+            want,
+            self._names,
+            tuple(
+                reading
+                for reading in read_vmm(record.pid, want, self._names, at_launch=record.at_launch)
+                if not reading.ok and reading.mend == "in place"
+            ),
+        )
+
+    def _set_aside(self) -> None:
+        moment = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+        layout = self._host.layout
+        kept = disks.set_aside(layout.disks(self._name), layout.set_aside, moment)
+        self.notes.append(f"its data is kept in {kept}")
+
+    async def _resize(self, size_mib: int) -> None:
+        live = self._connected()
+        size = size_mib * MIB
+        await qmp.resize_disk(self._host.layout.qmp_socket(self._name), "data", size)
+        assert live.client is not None
+        await live.client.resize_data(size)
+        live.record = replace(live.record, data_bytes=size)
+        launchrecord.write(self._host.layout.launch_record(self._name), live.record)
+
+    # -- VMM
+    # -------------------------------------------------------------------------------------------
+
+    async def _launch(self, key: str) -> None:
+        box, choice = self._wanted()
+        await self._forget_live()
+        uid = self._uid(box)
+        confinement = self._policy(box, choice, uid)
+        image = self._host.images.observe(box.base)
+        if not isinstance(image, Image):
+            raise HostError("its root image is not built")
+        group = self._host.cgroup(self._names)
+        # A fresh group for each start: its counters then speak of this VMM alone.
+        await asyncio.to_thread(_renew, group, confinement)
+        boot = self._host.boot()
+        record, errors = await microvm.start(
+            self._host.layout,
+            microvm.Start(
+                box=box,
+                names=self._names,
+                key=key,
+                accel=choice.accel,
+                confinement=confinement,
+                image=image,
+                disk=self._disk(),
+                boot=boot,
+                backend=self._host.backend_for(box),
+                host=self._host.facts,
+            ),
+        )
+        self.live = Live(record)
+        log = console.ConsoleLog(self._host.layout.console_log(self._name))
+        self.live.keep(console.follow_errors(errors, log))
+        self._hold(log)
+
+    def _hold(self, log: console.ConsoleLog) -> None:
+        assert self.live is not None
+        self.live.keep(console.follow(self._host.layout.console_socket(self._name), log))
+        self._watch(self._name, self.live.record.pid)
+
+    def adopt(self) -> None:
+        """Take hold of a VMM that an earlier controller started, if its record says so."""
+        record = launchrecord.read(self._host.layout.launch_record(self._name))
+        if record is None or procfs.alive(record.pid, record.start_time) is None:
+            return
+        if self.live is None or not self.live.same_vmm(record):
+            self.live = Live(record)
+            self._hold(console.ConsoleLog(self._host.layout.console_log(self._name)))
+
+    async def _forget_live(self) -> None:
+        live, self.live = self.live, None
+        if live is not None:
+            await live.close()
+
+    async def _stop(self, *, graceful: bool) -> None:
+        record = launchrecord.read(self._host.layout.launch_record(self._name))
+        if graceful and self.live is not None and self.live.client is not None:
+            with contextlib.suppress(BoxError, TimeoutError):
+                await self.live.client.shutdown(SHUTDOWN_SECONDS)
+        if record is not None and record.pid:
+            if graceful:
+                await microvm.wait_dead(record.pid, record.start_time, SHUTDOWN_SECONDS / 2)
+            await microvm.kill(record.pid, record.start_time)
+        await self._forget_live()
+        # Nothing may outlive its VMM under this name: a killed launcher leaves nothing with a PID
+        # on record.
+        group = self._host.cgroup(self._names)
+        if group.exists():
+            await asyncio.to_thread(group.kill)
+
+    async def _kill_strays(self, pids: tuple[int, ...]) -> None:
+        for pid in pids:
+            found = procfs.read_stat(pid)
+            if found is not None:
+                await microvm.kill(pid, found.start_time)
+
+    def _thaw(self) -> None:
+        live = self._held()
+        os.kill(live.record.pid, signal.SIGCONT)
+
+    def _mend(self, readings: tuple[Reading, ...]) -> None:
+        box, choice = self._wanted()
+        live = self._held()
+        sockets = [reading for reading in readings if reading.layer == "sockets"]
+        for reading in sockets:
+            os.chown(reading.source, os.geteuid(), os.getegid(), follow_symlinks=False)
+            os.chmod(reading.source, SOCKET_MODE)
+        others = tuple(reading for reading in readings if reading.layer != "sockets")
+        if others:
+            want = self._policy(box, choice, live.record.uid)
+            mend(live.record.pid, want, self._names, others)
+
+    # -- guest
+    # -----------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        live = self._held()
+        if live.client is not None:
+            with contextlib.suppress(BoxError):
+                await live.client.ping(guest.ANSWER_TIMEOUT)
+                return
+            await live.drop_channel()
+        client, live.record = await guest.open_channel(self._host.layout, self._name, live.record)
+        try:
+            guest.require_proof(live.record, client.hello)
+        except ChannelError:
+            await client.close()
+            raise
+        live.client = client
+
+    def _held(self) -> Live:
+        self.adopt()
+        if self.live is None:
+            raise ChannelError("its VMM is not running")
+        return self.live
+
+    def _connected(self) -> Live:
+        live = self._held()
+        if live.client is None:
+            raise ChannelError("its guest is not connected")
+        return live
+
+
+def _renew(group: Cgroup, confinement: Confinement) -> None:
+    if group.exists():
+        group.kill()
+        group.remove()
+    group.create(confinement.limits)

@@ -1,0 +1,44 @@
+"""What every VMM backend offers: the translation of a Boxfile into one command line, and nothing else.
+
+A backend starts nothing, reads nothing and never imports a sibling. Descriptors keep the numbers
+below in every backend, so that whoever launches need not know which one it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from specs.boxfile import Boxfile
+
+QMP_FD, CONSOLE_FD, AGENT_FD, ROOT_FD, DATA_FD = 3, 4, 5, 6, 7
+KERNEL_PATH, INITRD_PATH = "/kernel", "/initrd"
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a backend may know of the host. `tsc_khz` is None when the host does not say."""
+
+    binary: Path | None
+    version: tuple[int, int] | None
+    tsc_khz: int | None
+
+
+@dataclass(frozen=True)
+class VmmCommand:
+    """A VMM's argv; argv[0] is the absolute host path of its binary."""
+
+    argv: tuple[str, ...]
+
+
+class Backend(Protocol):
+    """One VMM. `docs/backends.md` explains how to add another."""
+
+    name: str
+
+    def check(self, box: Boxfile, host: HostFacts) -> tuple[str, ...]:
+        """What stands against running this Boxfile here, each with its fix; empty when nothing does."""
+
+    def command(self, box: Boxfile, accel: str, marker: str, host: HostFacts) -> VmmCommand:
+        """The command line of this Boxfile's VMM; `marker` names it for whoever looks for strays."""

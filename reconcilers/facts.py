@@ -1,0 +1,97 @@
+"""What was observed of one sandbox, as plain values.
+
+`Unknown` is a value of its own: a fact that could not be read is never taken for an absent thing,
+and nothing is removed or created on the strength of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specs.reading import Reading
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A resource that could not be observed, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """A built root image; `sha256` is that of the file, `digest` of what went into it."""
+
+    digest: str
+    sha256: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The top layer of a data disk: path, format, size in bytes, owner and mode.
+
+    `private` says that owner and mode are as they must be: the controller's own, and nobody else's
+    to read.
+    """
+
+    path: Path
+    format: str
+    size: int
+    uid: int
+    gid: int
+    mode: int
+    private: bool
+
+
+@dataclass(frozen=True)
+class Vmm:
+    """A live VMM that our own launch record describes; `key` names the launch settings it was started with."""
+
+    pid: int
+    start_time: int
+    key: str
+    frozen: bool
+    readings: tuple[Reading, ...]
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A guest that answers over its channel. `data_bytes` is the size of the disk it was told of."""
+
+    kernel: str
+    boot_id: str
+    data_bytes: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Every resource of one sandbox. None means seen to be absent."""
+
+    image: Image | Unknown | None = None
+    uid: int | None = None
+    cgroup: bool | Unknown = False
+    disk: Disk | Unknown | None = None
+    vmm: Vmm | Unknown | None = None
+    strays: tuple[int, ...] = ()
+    guest: Guest | None = None
+    runtime: bool = False
+    had_disk: bool = False
+
+    def unknown(self) -> tuple[str, ...]:
+        """Why each unreadable resource could not be read."""
+        parts = (("image", self.image), ("cgroup", self.cgroup), ("disk", self.disk))
+        found = [f"{what}: {fact.why}" for what, fact in parts if isinstance(fact, Unknown)]
+        if isinstance(self.vmm, Unknown):
+            found.append(f"vmm: {self.vmm.why}")
+        return tuple(found)
+
+    @property
+    def faults(self) -> tuple[Reading, ...]:
+        """Readings of the live VMM that differ from the policy."""
+        if not isinstance(self.vmm, Vmm):
+            return ()
+        return tuple(reading for reading in self.vmm.readings if not reading.ok)

@@ -1,0 +1,121 @@
+"""The guest's side of a running VM: opening its channel, and proving from outside what can be proved.
+
+A guest may lie, so nothing it says is proof by itself: its words are compared with what the host
+started, and the facts that decide (which process, which executable, which kernel file) are read
+from the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from agent.client import AgentClient, Hello
+from reconcilers import launchrecord, procfs
+from reconcilers.launchrecord import LaunchRecord
+from reconcilers.layout import Layout
+from reconcilers.sockets import connect
+from specs.errors import ChannelError
+
+# An emulated guest needs 3 s on an idle host; a loaded one many times that.
+BOOT_TIMEOUT = 90.0
+ANSWER_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One statement about the guest's kernel, what was wanted and what was read."""
+
+    item: str
+    want: str
+    got: str
+    ok: bool
+    source: str
+
+
+async def open_channel(
+    layout: Layout, name: str, record: LaunchRecord
+) -> tuple[AgentClient, LaunchRecord]:
+    """Connect to the guest agent; the first time this also sets its token. Raises ChannelError.
+
+    Returns the record with the guest's boot id, already written down, so that a restarted
+    controller knows the guest.
+    """
+    first = not record.claimed
+    limit = BOOT_TIMEOUT if first else ANSWER_TIMEOUT
+    reader, writer = await asyncio.open_connection(sock=connect(layout.agent_socket(name)))
+    try:
+        client = await AgentClient.connect(
+            reader, writer, token=bytes.fromhex(record.token), first=first, timeout=limit
+        )
+    except BaseException:
+        writer.close()
+        raise
+    if first:
+        record = replace(record, guest_boot_id=client.hello.boot_id)
+        launchrecord.write(layout.launch_record(name), record)
+    return client, record
+
+
+def prove_process(record: LaunchRecord) -> tuple[Proof, ...]:
+    """The cheap outside proof, repeated before every command: it is the very process that was launched."""
+    living = procfs.alive(record.pid, record.start_time)
+    exe = procfs.executable(record.pid) if living else None
+    return (
+        Proof(
+            "process",
+            f"PID {record.pid} started at {record.start_time}",
+            "the same" if living else "gone",
+            living is not None,
+            f"/proc/{record.pid}/stat",
+        ),
+        Proof(
+            "executable",
+            _inode(record.exe),
+            _inode(exe) if exe else "unreadable",
+            exe == record.exe,
+            f"/proc/{record.pid}/exe",
+        ),
+    )
+
+
+def prove_kernel(record: LaunchRecord, hello: Hello) -> tuple[Proof, ...]:
+    """What the guest says of its kernel, against what the host started and against the host's own."""
+    ours = procfs.host_boot_id()
+    same_boot = hello.boot_id == record.guest_boot_id
+    return (
+        Proof(
+            "kernel release",
+            record.kernel_release,
+            hello.kernel,
+            hello.kernel == record.kernel_release,
+            "the guest's uname(2)",
+        ),
+        Proof(
+            "boot id",
+            f"{record.guest_boot_id}, not the host's",
+            hello.boot_id,
+            same_boot and hello.boot_id != ours and hello.boot_id != "",
+            "the guest's /proc/sys/kernel/random/boot_id",
+        ),
+        Proof(
+            "kernel image",
+            record.kernel_sha256,
+            record.kernel_sha256,
+            True,
+            "SHA-256 of the descriptor bound into the jail, taken before the launch",
+        ),
+    )
+
+
+def require_proof(record: LaunchRecord, hello: Hello) -> None:
+    """Raise ChannelError unless the process and the kernel are the ones that were started."""
+    for proof in (*prove_process(record), *prove_kernel(record, hello)):
+        if not proof.ok:
+            raise ChannelError(
+                f"the {proof.item} is not the one that was started: wanted {proof.want}, got {proof.got}"
+            )
+
+
+def _inode(pair: tuple[int, int]) -> str:
+    return f"inode {pair[1]} on device {pair[0]}"

@@ -1,0 +1,123 @@
+"""The host as the reconcilers use it: every long-lived part that all sandboxes of one home share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from reconcilers.accel import Choice, KvmProbe, Verdict, choose, needs_probe
+from reconcilers.backend import Backend, HostFacts
+from reconcilers.boot import Boot, BootFiles
+from reconcilers.confinement.cgroup import Cgroup
+from reconcilers.confinement.identity import IdentityRegistry, ranges_of, standard_uid
+from reconcilers.confinement.policy import Confinement, confinement_for
+from reconcilers.confinement.seccomp import load_profile
+from reconcilers.image import Images
+from reconcilers.kernel import find_kernel
+from reconcilers.layout import Layout
+from specs.boxfile import Boxfile, Isolation
+from specs.config import Config
+from specs.errors import HostError
+from specs.names import HostNames
+
+
+@dataclass
+class Host:
+    """Shared parts. `kvm` is set by whoever wires them, because the probe itself boots a VM."""
+
+    layout: Layout
+    config: Config
+    facts: HostFacts
+    images: Images
+    boot_files: BootFiles
+    identities: IdentityRegistry
+    backends: Mapping[str, Backend]
+    kvm: KvmProbe | None = None
+    _policies: dict[tuple[str, int, bool, int], Confinement] = field(default_factory=dict)
+    # The registry is one locked file for the whole host; reading it for every pass over every
+    # sandbox would dominate an idle controller, so our own claims are remembered and read again on
+    # each full scan.
+    _claims: dict[str, int] = field(default_factory=dict)
+
+    def names(self, sandbox: str) -> HostNames:
+        return HostNames(self.layout.instance, sandbox)
+
+    def cgroup(self, names: HostNames) -> Cgroup:
+        return Cgroup(names)
+
+    def backend_for(self, box: Boxfile) -> Backend:
+        """The backend the Boxfile names, else the only one there is so far. Raises HostError."""
+        name = str(box.backend) if box.backend else "qemu"
+        try:
+            return self.backends[name]
+        except KeyError:
+            raise HostError(f"backend {name} is not supported yet") from None
+
+    def boot(self) -> Boot:
+        """Kernel and initramfs, found again each time so that a changed configuration is seen (blocking)."""
+        return self.boot_files.current(find_kernel(self.config, self.layout.kernels))
+
+    async def choose_accel(self, box: Boxfile, boot: Boot) -> Choice:
+        """KVM or emulation for this Boxfile; may boot the probe's guest once."""
+        verdict: Verdict | None = None
+        if needs_probe(box) and self.kvm is not None and self.facts.binary is not None:
+            verdict = await self.kvm.verdict(boot.kernel.sha256, self.facts.binary)
+        return choose(box, verdict)
+
+    def claimed_uid(self, sandbox: str, isolation: str) -> int | None:
+        """The host UID a sandbox's VMM has to have; None when a strict one has none yet."""
+        if isolation == Isolation.standard:
+            return standard_uid(self.config)
+        return self._claims.get(sandbox)
+
+    def claims(self) -> dict[str, int]:
+        """Read our claims from the registry again (blocking). Raises HostError."""
+        self._claims = self.identities.claimed(self.layout.instance)
+        return self._claims
+
+    def claim(self, sandbox: str) -> int:
+        """Claim a UID for a strict sandbox, or find the one it has (blocking). Raises HostError."""
+        roots = (self.layout.home, self.layout.runtime)
+        ranges = ranges_of(self.config)
+        uid, _ = self.identities.claim(self.layout.instance, sandbox, ranges, roots=roots)
+        self._claims[sandbox] = uid
+        return uid
+
+    def adopt_claim(self, sandbox: str, uid: int) -> None:
+        """Enter a claim that a record or a live VMM proves (blocking). Raises Conflict, HostError."""
+        self.identities.adopt(self.layout.instance, sandbox, uid)
+        self._claims[sandbox] = uid
+
+    def release(self, sandbox: str) -> None:
+        """Give a sandbox's UID up (blocking)."""
+        self.identities.release(self.layout.instance, sandbox)
+        self._claims.pop(sandbox, None)
+
+    def confinement(self, box: Boxfile, uid: int, *, kvm: bool, disk_bytes: int) -> Confinement:
+        """The policy for a Boxfile's VMM, computed once for each Boxfile, UID, accelerator and disk size."""
+        key = (box.digest(), uid, kvm, disk_bytes)
+        if key not in self._policies:
+            if len(self._policies) > 4096:
+                self._policies.clear()
+            program = load_profile("qemu", kvm=kvm)
+            self._policies[key] = confinement_for(
+                box, uid=uid, gid=uid, kvm=kvm, program=program, disk_bytes=disk_bytes
+            )
+        return self._policies[key]
+
+
+def launch_key(box: Boxfile, choice: Choice, image_digest: str) -> str:
+    """Names everything that can only change by starting another VMM."""
+    settings = {
+        "image": image_digest,
+        "backend": str(box.backend or "qemu"),
+        "accel": choice.accel,
+        "cpus": box.cpus,
+        "ram_mib": box.ram_mib,
+        "isolation": str(box.isolation),
+        "network": str(box.network),
+        "readonly": box.readonly,
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,165 @@
+"""Root images: read-only squashfs files, content-addressed, built once and shared by every sandbox.
+
+A VMM gets a read-only descriptor of the file; nothing here ever hands out a path a guest could
+write. The digest names what went in, and the file's own hash is compared before each boot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from reconcilers.facts import Image
+from reconcilers.process import run
+from specs.errors import HostError
+
+BUSYBOX = Path("/bin/busybox")
+# Part of the digest: raise it whenever the tree below changes.
+_RECIPE = b"builtin:busybox 1"
+
+_PASSWD = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+_GROUP = "root:x:0:\nnogroup:x:65534:\n"
+# Mount points the agent fills in, and folders every program expects. Mode, path.
+_FOLDERS = (
+    (0o755, "bin"),
+    (0o755, "sbin"),
+    (0o755, "usr"),
+    (0o755, "usr/bin"),
+    (0o755, "usr/sbin"),
+    (0o755, "etc"),
+    (0o755, "var"),
+    (0o755, "proc"),
+    (0o755, "sys"),
+    (0o755, "dev"),
+    (0o755, "run"),
+    (0o755, "data"),
+    (0o755, "mnt"),
+    (0o700, "root"),
+    (0o1777, "tmp"),
+)
+
+
+def wanted_digest(base: str) -> str:
+    """The digest the image for `base` must have on this host. Raises HostError."""
+    if base != "builtin:busybox":
+        raise HostError(f"base {base} is not supported yet")
+    try:
+        content = BUSYBOX.read_bytes()
+    except OSError as error:
+        raise HostError(
+            f"{BUSYBOX} is missing ({error.strerror})", fix="apt-get install busybox-static"
+        ) from error
+    return hashlib.sha256(_RECIPE + b"\0" + content).hexdigest()
+
+
+class Images:
+    """The images folder of one home."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._digests: dict[tuple[str, tuple[int, ...]], str] = {}
+
+    def digest_for(self, base: str) -> str:
+        """`wanted_digest`, remembered for as long as the host's busybox is the same file."""
+        signature = _signature(BUSYBOX)
+        key = (base, signature)
+        if key not in self._digests:
+            self._digests[key] = wanted_digest(base)
+        return self._digests[key]
+
+    def observe(self, base: str) -> Image | None:
+        """The image of `base` if it is here whole; None when it has to be built. Raises HostError."""
+        digest = self.digest_for(base)
+        folder = self._folder / digest
+        try:
+            sha256 = (folder / "sha256").read_text().strip()
+        except OSError:
+            return None
+        path = folder / "root.squashfs"
+        if not path.is_file():
+            return None
+        return Image(digest, sha256, path)
+
+    def build(self, base: str) -> Image:
+        """Build the image of `base` (blocking). Raises HostError or CommandError; a failed build leaves nothing."""
+        digest = self.digest_for(base)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix=".build-") as scratch:
+            tree, ready = Path(scratch) / "tree", Path(scratch) / "ready"
+            _busybox_tree(tree)
+            ready.mkdir()
+            target = ready / "root.squashfs"
+            run(
+                ["mksquashfs", str(tree), str(target), "-quiet", "-no-progress", "-noappend"]
+                + ["-comp", "lz4", "-all-root", "-mkfs-time", "0", "-all-time", "0", "-no-xattrs"]
+            )
+            os.chmod(target, 0o444)
+            sha256 = hashlib.sha256(target.read_bytes()).hexdigest()
+            (ready / "sha256").write_text(sha256 + "\n")
+            _sync(target, ready / "sha256", ready)
+            final = self._folder / digest
+            if final.exists():
+                shutil.rmtree(final)  # what is there was found incomplete or changed
+            ready.rename(final)
+            _sync(self._folder)
+        return Image(digest, sha256, final / "root.squashfs")
+
+
+def open_verified(image: Image) -> int:
+    """A read-only descriptor of the image, its content compared with the recorded hash through that descriptor.
+
+    Raises HostError when the file was changed since it was built.
+    """
+    descriptor = os.open(image.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != image.sha256:
+            raise HostError(
+                f"the image {image.path} is not the one that was built (sha256 {found[:16]}...)",
+                fix=f"remove {image.path.parent}; it is built again",
+            )
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _busybox_tree(tree: Path) -> None:
+    tree.mkdir()
+    for mode, folder in _FOLDERS:
+        (tree / folder).mkdir()
+        (tree / folder).chmod(mode)
+    shutil.copyfile(BUSYBOX, tree / "bin/busybox")
+    (tree / "bin/busybox").chmod(0o755)
+    for applet in run([str(BUSYBOX), "--list-full"]).split():
+        link = tree / applet
+        if link.parent.is_dir() and not link.exists():
+            link.symlink_to("/bin/busybox")
+    if not (tree / "bin/sh").is_symlink():
+        raise HostError("this busybox has no shell", fix="apt-get install busybox-static")
+    (tree / "etc/passwd").write_text(_PASSWD)
+    (tree / "etc/group").write_text(_GROUP)
+    (tree / "etc/hostname").write_text("box\n")
+    (tree / "etc/hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    try:
+        facts = path.stat()
+    except OSError:
+        return ()
+    return (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+def _sync(*paths: Path) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,84 @@
+"""The launch record: what the controller must know of a VMM it started, to find and trust it again after a restart.
+
+It lives in the sandbox's runtime directory (0700) because it holds the channel's token. It is
+written once before the launch, without a PID, and once after: a VMM whose record has no PID was
+never ours to trust and is replaced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specs.reading import Reading
+
+_LIMIT = 256 << 10
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """One start of one VMM. `start_time` is field 22 of /proc/PID/stat in clock ticks; `exe` is (device, inode)."""
+
+    key: str
+    token: str
+    accel: str
+    uid: int
+    gid: int
+    kernel_sha256: str
+    kernel_release: str
+    initramfs_sha256: str
+    image_sha256: str
+    host_boot_id: str
+    started: str
+    argv: tuple[str, ...]
+    data_bytes: int
+    pid: int = 0
+    start_time: int = 0
+    exe: tuple[int, int] = (0, 0)
+    guest_boot_id: str = ""
+    at_launch: tuple[Reading, ...] = ()
+
+    @property
+    def claimed(self) -> bool:
+        """Whether the guest agent has been given the token's hash and has answered."""
+        return self.guest_boot_id != ""
+
+
+def write(path: Path, record: LaunchRecord) -> None:
+    """Replace the record atomically, mode 0600."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(dataclasses.asdict(record), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+
+
+def read(path: Path) -> LaunchRecord | None:
+    """The record, or None when it is missing or makes no sense: what it described is then a stray."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "rb") as file:
+            return _parse(json.loads(file.read(_LIMIT)))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _parse(data: dict[str, Any]) -> LaunchRecord:
+    data["argv"] = tuple(map(str, data["argv"]))
+    device, inode = data["exe"]
+    data["exe"] = (int(device), int(inode))
+    data["at_launch"] = tuple(Reading(**reading) for reading in data["at_launch"])
+    record = LaunchRecord(**data)
+    for field in ("uid", "gid", "pid", "start_time", "data_bytes"):
+        if not isinstance(getattr(record, field), int):
+            raise TypeError(field)
+    bytes.fromhex(record.token)
+    return record

@@ -1,0 +1,207 @@
+"""One microVM: started in its jail, found again, stopped.
+
+Starting is a straight line: runtime directory, sockets, disks, launch record without a PID, jail,
+launch record with one. Whatever fails on the way closes what was opened; what is left behind by a
+killed controller is found by cgroup and name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import secrets
+import shutil
+import signal
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from reconcilers import backend as slots
+from reconcilers import disk as disks
+from reconcilers import image as images
+from reconcilers import launchrecord, sockets
+from reconcilers.backend import Backend, HostFacts
+from reconcilers.boot import Boot
+from reconcilers.confinement.policy import Confinement
+from reconcilers.confinement.rootview import root_files
+from reconcilers.confinement.start import LaunchRequest, launch
+from reconcilers.facts import Disk, Image
+from reconcilers.launchrecord import LaunchRecord
+from reconcilers.layout import Layout
+from reconcilers.procfs import alive, host_boot_id
+from specs.boxfile import Boxfile
+from specs.errors import HostError
+from specs.names import HostNames
+
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Start:
+    """Everything one start needs, decided beforehand."""
+
+    box: Boxfile
+    names: HostNames
+    key: str
+    accel: str
+    confinement: Confinement
+    image: Image
+    disk: Disk
+    boot: Boot
+    backend: Backend
+    host: HostFacts
+
+
+async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
+    """Launch the VMM; returns its record and the read end of its standard error, both the caller's to keep.
+
+    Raises ConfinementError naming the layer, or HostError. Nothing of the attempt is left running.
+    """
+    name = wanted.names.sandbox
+    folder = layout.sandbox_runtime(name)
+    make_private_directory(layout.runtime)
+    make_private_directory(folder)
+    record_path = layout.launch_record(name)
+    command = wanted.backend.command(wanted.box, wanted.accel, wanted.names.marker, wanted.host)
+    with ExitStack() as opened:
+        descriptors = _descriptors(opened, layout, wanted)
+        errors, errors_end = os.pipe2(os.O_CLOEXEC)
+        opened.callback(os.close, errors_end)
+        record = LaunchRecord(
+            key=wanted.key,
+            token=secrets.token_hex(TOKEN_BYTES),
+            accel=wanted.accel,
+            uid=wanted.confinement.uid,
+            gid=wanted.confinement.gid,
+            kernel_sha256=wanted.boot.kernel.sha256,
+            kernel_release=wanted.boot.release,
+            initramfs_sha256=wanted.boot.initramfs.sha256,
+            image_sha256=wanted.image.sha256,
+            host_boot_id=host_boot_id(),
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            argv=command.argv,
+            data_bytes=os.fstat(descriptors[slots.DATA_FD]).st_size,
+        )
+        try:
+            launchrecord.write(record_path, record)
+            launched = await launch(
+                LaunchRequest(
+                    names=wanted.names,
+                    confinement=wanted.confinement,
+                    argv=command.argv,
+                    descriptors=descriptors,
+                    binds={
+                        slots.KERNEL_PATH: wanted.boot.kernel.descriptor,
+                        slots.INITRD_PATH: wanted.boot.initramfs.descriptor,
+                    },
+                    stderr_fd=errors_end,
+                ),
+                root_files=root_files(command.argv[0], kvm=wanted.accel == "kvm"),
+            )
+        except BaseException:
+            os.close(errors)
+            raise
+        os.close(launched.pidfd)  # the caller opens its own once the record is on disk
+        record = replace(
+            record,
+            pid=launched.pid,
+            start_time=launched.start_time,
+            exe=launched.exe,
+            at_launch=launched.at_launch,
+        )
+        launchrecord.write(record_path, record)
+    return record, errors
+
+
+def _descriptors(opened: ExitStack, layout: Layout, wanted: Start) -> dict[int, int]:
+    name = wanted.names.sandbox
+
+    def kept(descriptor: int) -> int:
+        opened.callback(os.close, descriptor)
+        return descriptor
+
+    def listening(path: Path) -> int:
+        return opened.enter_context(contextlib.closing(sockets.listen(path))).fileno()
+
+    return {
+        slots.QMP_FD: listening(layout.qmp_socket(name)),
+        slots.CONSOLE_FD: listening(layout.console_socket(name)),
+        slots.AGENT_FD: listening(layout.agent_socket(name)),
+        slots.ROOT_FD: kept(images.open_verified(wanted.image)),
+        slots.DATA_FD: kept(disks.open_for_vmm(wanted.disk)),
+    }
+
+
+async def wait_dead(pid: int, start_time: int, timeout: float) -> bool:
+    """Wait up to `timeout` seconds for a process to end; reaps it when it is our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if alive(pid, start_time) is None:
+            reap(pid)
+            return True
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await asyncio.wait_for(ended.wait(), timeout)
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(descriptor)
+        reap(pid)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def reap(pid: int) -> str:
+    """Collect an ended child and say how it ended; an adopted VMM is no child, its status is unknown."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return "unknown"
+    if found == 0:
+        return "running"
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
+    return f"status {os.WEXITSTATUS(status)}"
+
+
+async def kill(pid: int, start_time: int) -> None:
+    """SIGKILL exactly this process and wait for its end. Raises HostError when it will not die."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        # The pidfd is held before the start time is compared, so the PID cannot change hands in
+        # between.
+        if alive(pid, start_time) is None:
+            reap(pid)
+            return
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    finally:
+        os.close(descriptor)
+    if not await wait_dead(pid, start_time, 10.0):
+        raise HostError(f"the VMM (PID {pid}) does not die after SIGKILL")
+
+
+def make_private_directory(path: Path) -> None:
+    """Create `path` (0700) or make sure that it is a real directory of ours. Raises HostError."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    facts = path.lstat()
+    if not path.is_dir() or path.is_symlink() or facts.st_uid != os.geteuid():
+        raise HostError(f"{path} is not a directory of ours", fix="remove it")
+    if facts.st_mode & 0o077:
+        path.chmod(0o700)
+
+
+def remove_runtime(layout: Layout, name: str) -> None:
+    """Remove a sandbox's runtime directory; it holds only sockets and the launch record, all ours."""
+    shutil.rmtree(layout.sandbox_runtime(name), ignore_errors=False)

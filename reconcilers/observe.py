@@ -1,0 +1,179 @@
+"""Reads every resource of one sandbox off the host. Changes nothing.
+
+What cannot be read becomes `Unknown`; only a definite "not there" becomes None.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Set
+from pathlib import Path
+
+from reconcilers import disk as disks
+from reconcilers import launchrecord, procfs
+from reconcilers.confinement.readback import read_vmm
+from reconcilers.facts import Disk, Guest, Image, Observed, Unknown, Vmm
+from reconcilers.host import Host
+from reconcilers.launchrecord import LaunchRecord
+from reconcilers.layout import Layout
+from reconcilers.live import Live
+from reconcilers.sockets import SOCKET_MODE
+from specs.boxfile import Boxfile
+from specs.errors import BoxError
+from specs.reading import Reading
+
+PING_TIMEOUT = 5.0
+
+
+async def observe(
+    host: Host,
+    name: str,
+    box: Boxfile | None,
+    live: Live | None,
+    *,
+    marked: Set[int] = frozenset(),
+    had_disk: bool = False,
+) -> Observed:
+    """Everything the host shows of sandbox `name`. `marked` are PIDs known to carry its name."""
+    runtime = host.layout.sandbox_runtime(name)
+    record = launchrecord.read(host.layout.launch_record(name)) if runtime.exists() else None
+    wants_vm = box is not None and box.state == "running"
+    uid = host.claimed_uid(name, str(box.isolation) if box is not None else "strict")
+    cgroup, inside = _cgroup(host, name)
+    disk = _disk(host.layout.disks(name))
+    vmm = _vmm(host, name, box, record, uid, disk)
+    known = vmm.pid if isinstance(vmm, Vmm) else 0
+    strays = tuple(sorted(pid for pid in inside | marked if pid != known and _lives(pid)))
+    return Observed(
+        image=_image(host, box) if wants_vm and box is not None else None,
+        uid=uid if wants_vm or box is None or box.isolation == "strict" else None,
+        cgroup=cgroup,
+        disk=disk,
+        vmm=vmm,
+        strays=strays,
+        guest=await _guest(live, vmm),
+        runtime=runtime.exists(),
+        had_disk=had_disk,
+    )
+
+
+def _lives(pid: int) -> bool:
+    found = procfs.read_stat(pid)
+    return found is not None and not found.dead
+
+
+def _cgroup(host: Host, name: str) -> tuple[bool | Unknown, set[int]]:
+    group = host.cgroup(host.names(name))
+    try:
+        if not group.exists():
+            return False, set()
+        return True, set(group.procs())
+    except (OSError, BoxError) as error:
+        return Unknown(str(error)), set()
+
+
+def _image(host: Host, box: Boxfile) -> Image | Unknown | None:
+    try:
+        return host.images.observe(box.base)
+    except (OSError, BoxError) as error:
+        return Unknown(str(error))
+
+
+def _disk(folder: Path) -> Disk | Unknown | None:
+    try:
+        return disks.observe(folder)
+    except (OSError, BoxError) as error:
+        return Unknown(str(error))
+
+
+def _vmm(
+    host: Host,
+    name: str,
+    box: Boxfile | None,
+    record: LaunchRecord | None,
+    uid: int | None,
+    disk: Disk | Unknown | None,
+) -> Vmm | Unknown | None:
+    if record is None or record.host_boot_id != procfs.host_boot_id():
+        return None
+    living = procfs.alive(record.pid, record.start_time)
+    if living is None:
+        return None
+    readings: tuple[Reading, ...] = ()
+    if box is not None and box.state == "running":
+        try:
+            readings = read_confinement(host, name, box, record, uid, _size(disk))
+        except (OSError, BoxError) as error:
+            if procfs.alive(record.pid, record.start_time) is None:
+                return None  # it ended while it was being read
+            return Unknown(f"its confinement cannot be read: {error}")
+    return Vmm(record.pid, record.start_time, record.key, living.frozen, readings)
+
+
+def read_confinement(
+    host: Host, name: str, box: Boxfile, record: LaunchRecord, uid: int | None, disk_bytes: int
+) -> tuple[Reading, ...]:
+    """Every reading of the live VMM against the policy of its Boxfile. Raises OSError, BoxError."""
+    kvm = record.accel == "kvm"
+    want = host.confinement(box, record.uid if uid is None else uid, kvm=kvm, disk_bytes=disk_bytes)
+    return (
+        *read_vmm(record.pid, want, host.names(name), at_launch=record.at_launch),
+        *_sockets(host, name),
+    )
+
+
+def disk_bytes(layout: Layout, name: str) -> int:
+    """The present size of a sandbox's data disk in bytes, 0 where there is none."""
+    return _size(_disk(layout.disks(name)))
+
+
+def _size(disk: Disk | Unknown | None) -> int:
+    return disk.size if isinstance(disk, Disk) else 0
+
+
+def _sockets(host: Host, name: str) -> tuple[Reading, ...]:
+    found = []
+    for path in (
+        host.layout.qmp_socket(name),
+        host.layout.console_socket(name),
+        host.layout.agent_socket(name),
+    ):
+        try:
+            facts = path.lstat()
+        except FileNotFoundError:
+            # Only a new VMM listens under this name again.
+            found.append(_socket_reading(path, "missing", mend="replace"))
+            continue
+        if not stat.S_ISSOCK(facts.st_mode):
+            found.append(_socket_reading(path, "not a socket", mend="replace"))
+            continue
+        seen = f"{facts.st_uid}:{facts.st_gid} {stat.S_IMODE(facts.st_mode):04o}"
+        found.append(_socket_reading(path, seen, mend="in place"))
+    return tuple(found)
+
+
+def _socket_reading(path: Path, got: str, *, mend: str) -> Reading:
+    want = f"0:0 {SOCKET_MODE:04o}"
+    return Reading(
+        layer="sockets",
+        item=path.name,
+        want=want,
+        got=got,
+        ok=got == want,
+        source=str(path),
+        when="live",
+        mend="in place" if mend == "in place" else "replace",
+    )
+
+
+async def _guest(live: Live | None, vmm: Vmm | Unknown | None) -> Guest | None:
+    if live is None or live.client is None or not isinstance(vmm, Vmm):
+        return None
+    if not vmm.frozen:
+        try:
+            await live.client.ping(PING_TIMEOUT)
+        except BoxError:
+            await live.drop_channel()
+            return None
+    hello = live.client.hello
+    return Guest(hello.kernel, hello.boot_id, live.record.data_bytes)

@@ -1,0 +1,197 @@
+"""Boxfile and observed facts in, ordered steps out. Pure: no clock, no file, no process.
+
+An empty plan means converged. Anything unknown plans nothing, because a step taken on a guess may
+remove what is alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reconcilers import steps
+from reconcilers.facts import MIB, Disk, Observed, Vmm
+from reconcilers.steps import Step
+from specs.boxfile import Boxfile
+from specs.conditions import ConditionType, Reason
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Why nothing more can be done until something outside changes: the condition and reason to report."""
+
+    condition: ConditionType
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class Desired:
+    """What one sandbox should be. `box` is None when it should be gone; `key` names the launch settings wanted."""
+
+    box: Boxfile | None
+    key: str = ""
+    # Deleting a sandbox whose Boxfile says `on_delete: erase` waits; until then its disk is left
+    # alone.
+    erase: bool | None = None
+    # The VMM died unasked and the Boxfile says `restart: never`.
+    suspended: bool = False
+    # The Boxfile may not start here: no VM, but what it owns stays.
+    keep_identity: bool = False
+    # The guest was silent so often that its VM is replaced.
+    give_up_guest: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order, and what stands in the way of more."""
+
+    steps: tuple[Step, ...] = ()
+    blocked: Blocked | None = None
+
+
+def plan(desired: Desired, observed: Observed) -> Plan:
+    """The steps that lead from `observed` to `desired`."""
+    unknown = observed.unknown()
+    if unknown:
+        message = "; ".join(unknown)
+        return Plan(blocked=Blocked(ConditionType.Ready, Reason.NotObserved, message))
+    box = desired.box
+    if box is None:
+        return Plan(tuple(_down(observed) + _gone(desired, observed)))
+    if box.state == "stopped":
+        return Plan(tuple(_down(observed)))
+    if desired.suspended and observed.vmm is None:
+        return Plan(tuple(_down(observed)))
+    return _up(box, desired, observed)
+
+
+def _down(observed: Observed) -> list[Step]:
+    found: list[Step] = []
+    if isinstance(observed.vmm, Vmm):
+        found.append(steps.StopVmm("vmm", "absent", "running", graceful=not observed.vmm.frozen))
+    if observed.strays:
+        found.append(_kill(observed))
+    if observed.cgroup is True:
+        found.append(steps.RemoveCgroup("cgroup", "absent", "present"))
+    if observed.runtime:
+        found.append(steps.RemoveRuntime("runtime", "absent", "present"))
+    return found
+
+
+def _gone(desired: Desired, observed: Observed) -> list[Step]:
+    found: list[Step] = []
+    if isinstance(observed.disk, Disk) and desired.erase is not None:
+        step = steps.EraseDisk if desired.erase else steps.SetDiskAside
+        found.append(step("data", "absent", "present"))
+    if observed.uid is not None and not desired.keep_identity:
+        found.append(steps.ReleaseIdentity("identity", "released", str(observed.uid)))
+    return found
+
+
+def _up(box: Boxfile, desired: Desired, observed: Observed) -> Plan:
+    found: list[Step] = []
+    if observed.image is None:
+        found.append(steps.BuildImage("image", box.base, "absent", base=box.base))
+    if observed.uid is None:
+        found.append(
+            steps.ClaimIdentity("identity", box.isolation, "none", isolation=box.isolation)
+        )
+    if observed.cgroup is False:
+        found.append(steps.CreateCgroup("cgroup", "present", "absent"))
+    if observed.strays:
+        found.append(_kill(observed))
+    data, blocked = _data(box, observed)
+    found += data
+    if blocked is None:
+        found += _vmm(box, desired, observed)
+    return Plan(tuple(found), blocked)
+
+
+def _kill(observed: Observed) -> Step:
+    count = len(observed.strays)
+    return steps.KillStrays("vmm", "no stray process", f"{count} stray", pids=observed.strays)
+
+
+def _data(box: Boxfile, observed: Observed) -> tuple[list[Step], Blocked | None]:
+    wanted = box.data.size_mib
+    disk = observed.disk
+    if not isinstance(disk, Disk):
+        if observed.had_disk:
+            return [], Blocked(
+                ConditionType.DataReady,
+                Reason.DiskLost,
+                "its data disk is gone; put it back under disks/, or `box delete` the sandbox to start afresh",
+            )
+        return [steps.CreateDisk("data", f"{wanted} MiB", "absent", size_mib=wanted)], None
+    found: list[Step] = []
+    if not disk.private:
+        seen = f"{disk.uid}:{disk.gid} {disk.mode:04o}"
+        found.append(steps.MendDisk("data.owner", "the controller's, 0600", seen))
+    have = disk.size // MIB
+    if wanted < have:
+        return found, Blocked(
+            ConditionType.DataReady,
+            Reason.DiskShrinkRefused,
+            f"data.size_mib is {wanted} but the disk has {have} MiB, and a disk is never shrunk",
+        )
+    if wanted > have:
+        found.append(
+            steps.GrowDisk("data.size_mib", f"{wanted} MiB", f"{have} MiB", size_mib=wanted)
+        )
+    return found, None
+
+
+def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
+    key, vmm = desired.key, observed.vmm
+    launch = steps.LaunchVmm("vmm", "running", "absent", key=key)
+    connect = steps.ConnectGuest("guest", "answering", "not connected", consequence=True)
+    if not isinstance(vmm, Vmm):
+        return [launch, connect]
+    stop = _replacement(vmm, desired, observed)
+    if stop is not None:
+        return [
+            stop,
+            steps.LaunchVmm("vmm", "running", "being replaced", consequence=True, key=key),
+            connect,
+        ]
+    found: list[Step] = []
+    mendable = tuple(reading for reading in observed.faults if reading.mend == "in place")
+    if mendable:
+        first = mendable[0]
+        found.append(
+            steps.MendReadings(
+                f"{first.layer}.{first.item}", first.want, first.got, readings=mendable
+            )
+        )
+    if vmm.frozen:
+        found.append(steps.ThawVmm("vmm.state", "running", "stopped by a signal"))
+    if observed.guest is None:
+        # A frozen VMM answers nothing: that its guest is silent follows from it.
+        found.append(
+            steps.ConnectGuest("guest", "answering", "not connected", consequence=vmm.frozen)
+        )
+        return found
+    wanted = box.data.size_mib
+    if observed.guest.data_bytes < wanted * MIB:
+        have = observed.guest.data_bytes // MIB
+        found.append(
+            steps.ResizeData(
+                "data.guest_size", f"{wanted} MiB", f"{have} MiB", consequence=True, size_mib=wanted
+            )
+        )
+    return found
+
+
+def _replacement(vmm: Vmm, desired: Desired, observed: Observed) -> Step | None:
+    """The stop that begins a replacement, or None when this VMM may go on."""
+    for fault in observed.faults:
+        if fault.mend != "in place":
+            # A VMM that lacks a wall is not asked to finish its work first.
+            name = f"{fault.layer}.{fault.item}"
+            return steps.StopVmm(name, fault.want, fault.got, graceful=False)
+    if vmm.key != desired.key:
+        wanted, seen = desired.key[:12], vmm.key[:12]
+        return steps.StopVmm("vmm.settings", wanted, seen, graceful=not vmm.frozen)
+    if desired.give_up_guest and observed.guest is None and not vmm.frozen:
+        return steps.StopVmm("guest", "answering", "silent", graceful=False)
+    return None

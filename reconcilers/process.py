@@ -1,0 +1,72 @@
+"""The only door through which short-lived child processes are started.
+
+Every failure carries what is needed to replay it by hand: argv, status and the last lines printed.
+It must not be used for a VMM or anything else that outlives the call; those go through the jail
+launcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from specs.errors import CommandError, HostError
+
+LAST_LINES = 20
+# PATH is fixed: a caller's PATH may not name sbin, and what root runs must not depend on it.
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+
+
+def run(argv: Sequence[str], *, timeout: float = 60.0, cwd: Path | None = None) -> str:
+    """Run a program to its end with no inherited descriptor; return what it printed (stdout and stderr).
+
+    Raises CommandError when it fails or takes longer than `timeout` seconds, HostError when it is
+    not installed.
+    """
+    try:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_ENVIRONMENT,
+            cwd=cwd,
+            start_new_session=True,
+            close_fds=True,
+        )
+    except FileNotFoundError as error:
+        raise HostError(
+            f"{argv[0]} is not installed", fix="./dev setup installs what is missing"
+        ) from error
+    try:
+        output, _ = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        output, _ = child.communicate()
+        raise CommandError(
+            f"{argv[0]} took longer than {timeout:g} s",
+            argv=tuple(argv),
+            status=-signal.SIGKILL,
+            last_lines=_tail(output),
+        ) from None
+    if child.returncode != 0:
+        raise CommandError(
+            f"{argv[0]} failed with status {child.returncode}",
+            argv=tuple(argv),
+            status=child.returncode,
+            last_lines=_tail(output),
+        )
+    return output.decode("utf-8", "replace")
+
+
+async def run_async(argv: Sequence[str], *, timeout: float = 60.0, cwd: Path | None = None) -> str:
+    """`run` without blocking the event loop."""
+    return await asyncio.to_thread(run, argv, timeout=timeout, cwd=cwd)
+
+
+def _tail(output: bytes) -> str:
+    return "\n".join(output.decode("utf-8", "replace").splitlines()[-LAST_LINES:])

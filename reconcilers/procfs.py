@@ -1,0 +1,86 @@
+"""What /proc says about a process, by PID and start time (proc(5))."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from specs.names import parse_marker
+
+
+@dataclass(frozen=True)
+class Stat:
+    """State letter, parent PID and start time (clock ticks since boot) of a process."""
+
+    state: str
+    parent: int
+    start_time: int
+
+    @property
+    def dead(self) -> bool:
+        return self.state in "ZXx"
+
+    @property
+    def frozen(self) -> bool:
+        return self.state in "Tt"
+
+
+def read_stat(pid: int) -> Stat | None:
+    """None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            line = file.read()
+    except OSError:
+        return None
+    # The command name is in parentheses and may itself hold any character, so the last one ends it.
+    fields = line[line.rindex(b")") + 2 :].split()
+    return Stat(fields[0].decode(), int(fields[1]), int(fields[19]))
+
+
+def alive(pid: int, start_time: int) -> Stat | None:
+    """The process's state if this very process still runs; None when it ended or the PID is another's by now."""
+    stat = read_stat(pid) if pid > 0 else None
+    if stat is None or stat.dead or stat.start_time != start_time:
+        return None
+    return stat
+
+
+def executable(pid: int) -> tuple[int, int] | None:
+    """(device, inode) of the running executable."""
+    try:
+        facts = os.stat(f"/proc/{pid}/exe")
+    except OSError:
+        return None
+    return (facts.st_dev, facts.st_ino)
+
+
+def host_boot_id() -> str:
+    """The kernel's random id of this boot (random(4))."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def marked_processes(instance: str, binary: tuple[int, int]) -> dict[str, set[int]]:
+    """PIDs of VMMs that carry this instance's marker as their `-name`, by sandbox name.
+
+    Only processes that run `binary` (device, inode) count: a `grep` for the marker is nobody's VMM.
+    """
+    found: dict[str, set[int]] = {}
+    needle = f"box:{instance}:".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                line = file.read(64 << 10)
+        except OSError:
+            continue
+        if needle not in line or executable(int(entry)) != binary:
+            continue
+        arguments = line.decode("utf-8", "replace").split("\0")
+        for option, value in pairwise(arguments):
+            names = parse_marker(value) if option == "-name" else None
+            if names is not None and names.instance == instance:
+                found.setdefault(names.sandbox, set()).add(int(entry))
+    return found

@@ -1,0 +1,172 @@
+"""The steps a plan is made of: small frozen values that describe themselves and say how they are undone.
+
+They only say what is to be done; `act.py` does it. Each is idempotent, so a pass that died half-way
+is simply planned again. `field`, `desired` and `observed` are the difference that called for the
+step, which is what drift records show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specs.reading import Reading
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do. A `consequence` follows from another step of the same plan and is no drift of its own."""
+
+    field: str
+    desired: str
+    observed: str
+    consequence: bool = False
+
+    def describe(self) -> str:
+        """What this step does, in the infinitive, for people."""
+        raise NotImplementedError
+
+    def undo(self) -> Step | None:
+        """The step that takes this one back when a later step of the same pass fails, if it should be."""
+        return None
+
+
+@dataclass(frozen=True)
+class BuildImage(Step):
+    base: str = ""
+
+    def describe(self) -> str:
+        return f"build the root image of {self.base}"
+
+
+@dataclass(frozen=True)
+class ClaimIdentity(Step):
+    isolation: str = ""
+
+    def describe(self) -> str:
+        if self.isolation == "standard":
+            return "use the shared unprivileged UID of standard sandboxes"
+        return "claim a host UID of its own"
+
+    def undo(self) -> Step | None:
+        return ReleaseIdentity("identity", "released", "claimed")
+
+
+@dataclass(frozen=True)
+class ReleaseIdentity(Step):
+    def describe(self) -> str:
+        return "release its host UID"
+
+
+@dataclass(frozen=True)
+class CreateCgroup(Step):
+    def describe(self) -> str:
+        return "create its cgroup with its limits"
+
+    def undo(self) -> Step | None:
+        return RemoveCgroup("cgroup", "absent", "present")
+
+
+@dataclass(frozen=True)
+class RemoveCgroup(Step):
+    def describe(self) -> str:
+        return "remove its cgroup"
+
+
+@dataclass(frozen=True)
+class CreateDisk(Step):
+    size_mib: int = 0
+
+    def describe(self) -> str:
+        return f"create a data disk of {self.size_mib} MiB"
+
+    def undo(self) -> Step | None:
+        return EraseDisk("data", "absent", "created in this pass")
+
+
+@dataclass(frozen=True)
+class GrowDisk(Step):
+    size_mib: int = 0
+
+    def describe(self) -> str:
+        return f"grow the data disk to {self.size_mib} MiB"
+
+
+@dataclass(frozen=True)
+class MendDisk(Step):
+    def describe(self) -> str:
+        return "give the disk file back its owner and mode"
+
+
+@dataclass(frozen=True)
+class SetDiskAside(Step):
+    def describe(self) -> str:
+        return "keep the data disk, moved aside"
+
+
+@dataclass(frozen=True)
+class EraseDisk(Step):
+    def describe(self) -> str:
+        return "erase the data disk"
+
+
+@dataclass(frozen=True)
+class KillStrays(Step):
+    pids: tuple[int, ...] = ()
+
+    def describe(self) -> str:
+        return f"kill stray processes in its name ({', '.join(map(str, self.pids))})"
+
+
+@dataclass(frozen=True)
+class StopVmm(Step):
+    """Stop the VMM; `graceful` asks the guest to sync /data and power off first."""
+
+    graceful: bool = True
+
+    def describe(self) -> str:
+        return "shut the guest down" if self.graceful else "kill the VMM"
+
+
+@dataclass(frozen=True)
+class LaunchVmm(Step):
+    key: str = ""
+
+    def describe(self) -> str:
+        return "start a confined VMM"
+
+    def undo(self) -> Step | None:
+        return StopVmm("vmm", "absent", "started in this pass", graceful=False)
+
+
+@dataclass(frozen=True)
+class ThawVmm(Step):
+    def describe(self) -> str:
+        return "let the frozen VMM run on (SIGCONT)"
+
+
+@dataclass(frozen=True)
+class MendReadings(Step):
+    readings: tuple[Reading, ...] = ()
+
+    def describe(self) -> str:
+        return "put back " + ", ".join(f"{r.layer} {r.item}" for r in self.readings)
+
+
+@dataclass(frozen=True)
+class ConnectGuest(Step):
+    def describe(self) -> str:
+        return "open the guest's channel"
+
+
+@dataclass(frozen=True)
+class ResizeData(Step):
+    size_mib: int = 0
+
+    def describe(self) -> str:
+        return f"let the guest take the disk's {self.size_mib} MiB"
+
+
+@dataclass(frozen=True)
+class RemoveRuntime(Step):
+    def describe(self) -> str:
+        return "remove its sockets and launch record"
