@@ -14,7 +14,7 @@ from controller.httpconn import Request
 from specs.errors import UsageError
 
 if TYPE_CHECKING:
-    from agent.client import ExecRequest
+    from agent.messages import ExecRequest
 
 BOXFILE_MAX = 256 * 1024
 """Bytes; the same limit as for a file in the folder."""
@@ -39,7 +39,7 @@ def exec_request(request: Request) -> ExecRequest:
     Strings may hold bytes that are not UTF-8 as lone surrogates, the way Python's `os.fsdecode`
     writes them; `argv_b64` says the same in base64.
     """
-    from agent.client import ExecRequest
+    from agent.messages import ExecRequest
 
     body = _object(request.body)
     unknown = sorted(set(body) - EXEC_FIELDS)

@@ -15,7 +15,7 @@ STDIN_EOF = 2
 STDOUT = 3
 STDERR = 4
 EXIT = 5
-"""JSON: {"kind": "exit", "value": 7, "status": 7}; the last frame of a stream."""
+"""JSON: {"kind": "exit", "value": 7, "status": 7, "message": ""}; the last frame of a stream."""
 ERROR = 6
 """JSON: {"code": ..., "message": ..., "fix": ...}; the last frame of a stream that box itself
 broke.

@@ -13,7 +13,6 @@ import contextlib
 import json
 import logging
 import select
-import signal
 from collections.abc import Iterator
 
 from controller import execframes as wire
@@ -23,7 +22,7 @@ from specs.errors import BoxError
 log = logging.getLogger(__name__)
 
 FAREWELL_SECONDS = 5.0
-"""How long the last frame, and the end of a killed command, are waited for."""
+"""How long the last frame, and the order to kill a command, may take."""
 
 
 class _ClientGone(Exception):
@@ -109,7 +108,12 @@ async def _pump_out(command: Command, writer: asyncio.StreamWriter) -> None:
             "box describe NAME shows what happened",
         )
         return
-    result = {"kind": end.kind, "value": end.value, "status": end.shell_status}
+    result = {
+        "kind": end.kind,
+        "value": end.value,
+        "status": end.shell_status,
+        "message": end.message,
+    }
     await _send(writer, wire.EXIT, json.dumps(result).encode())
 
 
@@ -176,13 +180,9 @@ async def _pump_in(command: Command, frames: _Frames) -> None:
 
 
 async def _put_down(command: Command) -> None:
-    """Kill, and take the rest of the output so that the channel can forget the command."""
     with contextlib.suppress(BoxError, OSError, TimeoutError):
         async with asyncio.timeout(FAREWELL_SECONDS):
-            await command.kill(signal.SIGKILL)
-            while (await command.read())[0] != "end":
-                pass
-            await command.wait()
+            await command.abandon()
 
 
 @contextlib.contextmanager

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from agent.client import ExecRequest
-    from specs.reading import Reading
-
+    from agent.messages import ExecRequest
     from specs.drift import Event
+    from specs.reading import Reading
     from specs.report import Report
 
 Applied = Literal["created", "configured", "unchanged"]
@@ -21,11 +20,11 @@ Output = Literal["stdout", "stderr", "end"]
 
 
 class CommandExit(Protocol):
-    """How a command ended, as `agent.client.Exit` says it."""
+    """How a command ended, as `agent.messages.Exit` says it."""
 
     @property
     def kind(self) -> str:
-        """One of exit, signal, timeout, not_found, not_executable, lost."""
+        """One of exit, signal, timeout, not_found, not_executable, refused, lost."""
 
     @property
     def value(self) -> int:
@@ -35,9 +34,13 @@ class CommandExit(Protocol):
     def shell_status(self) -> int:
         """0-255 as a shell would report it: 124 timeout, 126, 127, 128+N for signal N."""
 
+    @property
+    def message(self) -> str:
+        """Why, in words that are safe to show, or empty."""
+
 
 class Command(Protocol):
-    """One running command in a guest; `agent.client.Process` is one."""
+    """One running command in a guest; `agent.process.Process` is one."""
 
     async def read(self) -> tuple[Output, bytes]:
         """Next piece of output, in order per stream; ("end", b"") once both streams have ended.
@@ -58,6 +61,9 @@ class Command(Protocol):
         """Send a signal; SIGKILL ends everything the command started. A finished command is left
         alone.
         """
+
+    async def abandon(self) -> None:
+        """Kill everything the command started and forget its output. Never raises BoxError."""
 
     async def wait(self) -> CommandExit:
         """The way the command ended. Never raises for a lost VM: that is kind "lost"."""

@@ -1,0 +1,184 @@
+"""`box apply`, `diff`, `delete` and `prune`: what changes the watched folder.
+
+The folder is the only entrance, so apply and delete write files and work without a controller. What
+only the running controller can promise (erasing data, letting a held removal go) is asked of it.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from controller.cli import output
+from controller.cli.given import Given, given
+from controller.cli.place import (
+    START,
+    controller_runs,
+    created,
+    existing,
+    needed,
+    not_running,
+)
+from reconcilers.layout import Layout
+from specs.boxfile import Boxfile
+from specs.change import Change
+from specs.errors import NoSandbox, UsageError
+from specs.names import check_name
+
+EFFECTS = {
+    "create": "",
+    "start": "starts the VM",
+    "in-place": "in place",
+    "replace": "replaces the VM; /data is kept",
+    "stop": "stops the VM; /data is kept",
+    "delete": "",
+    "none": "takes effect with the next start",
+}
+EFFECT_COLOURS = {"replace": output.YELLOW, "stop": output.YELLOW, "delete": output.RED}
+
+
+def apply(chosen: Namespace) -> int:
+    boxes = given(chosen.file)
+    if chosen.if_match and len(boxes) != 1:
+        raise UsageError("--if-match goes with one Boxfile", fix="give one file")
+    if chosen.dry_run:
+        layout = existing()
+        for one in boxes:
+            print(f"{one.box.name} {_would(layout, one)} (dry run)")
+        return 0
+    from controller.apply import apply_text
+
+    layout = created()
+    for one in boxes:
+        result = apply_text(
+            layout.boxes, one.box.name, one.data, if_match=chosen.if_match, suffix=one.suffix
+        )
+        print(f"{one.box.name} {result}", flush=True)
+    names = [one.box.name for one in boxes]
+    if chosen.wait:
+        from controller.cli.waiting import as_declared, until
+
+        until(layout, names, as_declared, chosen.timeout)
+        for name in names:
+            print(f"{name} is as declared")
+    elif not controller_runs(layout):
+        output.note(f"written; the controller is not running. Start it: {START}")
+    return 0
+
+
+def _would(layout: Layout | None, one: Given) -> str:
+    from controller.cli.view import folder_scan
+
+    scan = folder_scan(layout) if layout is not None else None
+    file = scan.files.get(one.box.name) if scan else None
+    if file is None:
+        return "created"
+    return "unchanged" if file.data == one.data else "configured"
+
+
+def diff(chosen: Namespace) -> int:
+    """1 when anything would change."""
+    from specs.change import changes
+
+    layout = existing()
+    different = False
+    for one in given(chosen.file):
+        found = changes(_in_force(layout, one.box.name), one.box)
+        if found:
+            different = True
+            _print_changes(one.box.name, found)
+        else:
+            print(f"{one.box.name}: no change")
+    return 1 if different else 0
+
+
+def _in_force(layout: Layout | None, name: str) -> Boxfile | None:
+    """What is being converged to now; without a record, the valid Boxfile in the folder."""
+    if layout is None:
+        return None
+    from controller.cli.view import folder_scan, view
+    from specs.parse import parse_boxfile
+
+    try:
+        record = view(layout, name).record
+    except NoSandbox:
+        return None
+    if record is not None and record.spec is not None:
+        return record.spec
+    scan = folder_scan(layout)
+    file = scan.files.get(name) if scan else None
+    if file is None:
+        return None
+    return parse_boxfile(file.data, file=file.path, expected_name=name).box
+
+
+def _print_changes(name: str, found: tuple[Change, ...]) -> None:
+    effects = {one.effect for one in found}
+    if "create" in effects:
+        print(f"{name}: would be created")
+    elif "replace" in effects:
+        summary = "its VM would be replaced, /data kept"
+        print(f"{name}: {output.paint(summary, output.YELLOW)}")
+    else:
+        print(f"{name}: would be changed")
+    rows = []
+    for one in found:
+        old, new = output.safe(one.old, 60), output.safe(one.new, 60)
+        values = new if one.effect == "create" else f"{old or '(unset)'} -> {new or '(unset)'}"
+        rows.append((one.effect, [output.safe(one.field), values, EFFECTS.get(one.effect, "")]))
+    sizes = output.widths([row for _, row in rows])
+    for effect, row in rows:
+        print("  " + output.line(row, sizes, ["", "", EFFECT_COLOURS.get(effect, "")]))
+
+
+def delete(chosen: Namespace) -> int:
+    names = _named(chosen)
+    layout = needed()
+    for name in names:
+        _delete_one(layout, name, chosen.data)
+    if chosen.wait:
+        from controller.cli.waiting import gone, until
+
+        until(layout, names, gone, chosen.timeout)
+    elif not controller_runs(layout):
+        output.note(f"what runs is stopped by the controller, which is not running. {START}")
+    return 0
+
+
+def _named(chosen: Namespace) -> list[str]:
+    if bool(chosen.name) == bool(chosen.file):
+        raise UsageError("one of NAME and -f FILE is expected", fix="box delete NAME")
+    if chosen.name:
+        return [check_name(chosen.name)]
+    return [one.box.name for one in given(chosen.file)]
+
+
+def _delete_one(layout: Layout, name: str, erase: bool) -> None:
+    if erase:
+        # Only the controller may promise this: it judges the ceiling and keeps the 60 s of grace.
+        if not controller_runs(layout):
+            raise not_running(layout)
+        from controller.cli.client import call
+
+        call(layout, "DELETE", f"/v1/sandboxes/{name}?data=erase")
+        print(f"{name} deleted; its /data is erased in 60 s")
+        return
+    from controller.apply import delete_file
+    from controller.cli.view import view
+
+    if delete_file(layout.boxes, name):
+        print(f"{name} deleted; its /data is kept")
+        return
+    view(layout, name)  # raises NoSandbox
+    print(f"{name} has no Boxfile any more; the controller is removing it")
+
+
+def prune(chosen: Namespace) -> int:
+    from controller.cli.client import call
+
+    held = call(needed(), "POST" if chosen.confirm else "GET", "/v1/prune")["held"]
+    if not held:
+        print("nothing is held back")
+        return 0
+    output.print_table(("NAME", "HELD BACK BECAUSE"), sorted(held.items()))
+    print("their removal begins" if chosen.confirm else "box prune --confirm removes them")
+    return 0

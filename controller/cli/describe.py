@@ -1,0 +1,195 @@
+"""`box describe`: the spec, the conditions, what was observed, drift, and how to try again by
+hand.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from controller.cli import output
+from controller.cli.place import needed, say_when_down
+from controller.cli.view import View, folder_scan, view
+from reconcilers.layout import Layout
+
+STATUS_COLOURS = {"True": output.GREEN, "False": output.RED, "Unknown": output.YELLOW}
+EVENTS_SHOWN = 10
+
+
+def describe(chosen: Namespace) -> int:
+    layout = needed()
+    found = view(layout, chosen.name)
+    say_when_down(layout)
+    _head(layout, found)
+    _spec(found)
+    if found.report is None:
+        print("\nNothing has been observed yet.")
+    else:
+        _conditions(found)
+        _failure(found)
+        _facts("Vmm", found.report.vmm)
+        _facts("Guest", found.report.guest)
+        _confinement(found.report.confinement)
+        _drift(found)
+    _events(layout, found.name)
+    return 0
+
+
+def _title(text: str) -> None:
+    print(f"\n{output.paint(text, output.BOLD)}")
+
+
+def _head(layout: Layout, found: View) -> None:
+    record, report = found.record, found.report
+    scan = folder_scan(layout)
+    file = scan.files.get(found.name) if scan else None
+    output.print_pairs(
+        [
+            ("Name", found.name),
+            ("File", found.file or "(not in the folder)"),
+            ("Digest", file.digest if file else ""),
+            ("Also declared by", ", ".join(scan.twins.get(found.name, ())[1:]) if scan else ""),
+            ("Generation", report.generation if report else (record.generation if record else "")),
+            ("State", report.state if report else ""),
+            ("Backend", found.backend),
+            ("Isolation", found.isolation),
+            ("Identity", f"uid {record.uid}" if record and record.uid is not None else ""),
+            ("Created", _when(record.created if record else "")),
+            ("Last change", _when(report.last_change if report else "")),
+            ("Suspended", "yes" if record and record.suspended else ""),
+            ("Held back", "yes: box prune shows why" if record and record.held else ""),
+            ("Still to clean up", ", ".join(record.debts) if record else ""),
+            ("Record", f"unreadable: {found.garbled}" if found.garbled else ""),
+        ]
+    )
+
+
+def _when(text: str) -> str:
+    return f"{text} ({output.age(text)} ago)" if text else ""
+
+
+def _spec(found: View) -> None:
+    if found.record is None or found.record.spec is None:
+        return
+    _title("Spec in force (defaults left out)")
+    _nested(found.record.spec.to_plain(), "  ")
+
+
+def _nested(value: dict[str, Any], indent: str) -> None:
+    for key, one in value.items():
+        if isinstance(one, dict):
+            print(f"{indent}{output.safe(key)}:")
+            _nested(one, indent + "  ")
+        elif isinstance(one, list):
+            print(f"{indent}{output.safe(key)}: {output.safe(', '.join(map(str, one)))}")
+        else:
+            print(f"{indent}{output.safe(key)}: {output.safe(one)}")
+
+
+def _conditions(found: View) -> None:
+    assert found.report is not None
+    _title("Conditions")
+    rows = [
+        [
+            str(one.type),
+            str(one.status),
+            str(one.reason),
+            output.age(one.since),
+            str(one.generation),
+            output.safe(one.message, 1000),
+        ]
+        for one in found.report.conditions
+    ]
+    head = ["TYPE", "STATUS", "REASON", "SINCE", "GENERATION", "MESSAGE"]
+    sizes = output.widths([head, *rows])
+    print("  " + output.line(head, sizes))
+    for row in rows:
+        # Drifted is the one condition that is good when it is False.
+        good = (
+            {"True": "False", "False": "True"}.get(row[1], row[1])
+            if row[0] == "Drifted"
+            else row[1]
+        )
+        print("  " + output.line(row, sizes, ["", STATUS_COLOURS.get(good, "")]))
+
+
+def _failure(found: View) -> None:
+    failure = found.report.failure if found.report else None
+    if failure is None:
+        return
+    _title("Last failure")
+    print(f"  {output.safe(failure.step)}: {output.safe_lines(failure.message)}")
+    if failure.fix:
+        print(f"  fix: {output.safe(failure.fix, 1000)}")
+    if failure.replay:
+        print(f"  run the failed command again: {output.safe(failure.replay, 100_000)}")
+
+
+def _facts(title: str, facts: dict[str, Any]) -> None:
+    if facts:
+        _title(title)
+        output.print_pairs(((key, _flat(value)) for key, value in facts.items()), "  ")
+
+
+def _flat(value: object) -> object:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={one}" for key, one in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _confinement(readings: tuple[dict[str, Any], ...]) -> None:
+    if not readings:
+        return
+    _title("Confinement, as read off the VMM")
+    print_readings(readings, "  ")
+
+
+def print_readings(
+    readings: tuple[dict[str, Any], ...] | list[dict[str, Any]], indent: str
+) -> None:
+    """One line per reading; what is not as wanted says what was wanted."""
+    rows = []
+    for one in readings:
+        ok = bool(one.get("ok"))
+        got, want = str(one.get("got", "")), str(one.get("want", ""))
+        when = "" if one.get("when") == "live" else f" ({one.get('when')})"
+        rows.append(
+            [
+                "ok" if ok else "FAIL",
+                output.safe(one.get("layer", "")),
+                output.safe(one.get("item", "")),
+                output.safe(got if ok else f"{got} instead of {want}", 120),
+                output.safe(f"{one.get('source', '')}{when}"),
+            ]
+        )
+    head = ["", "LAYER", "ITEM", "FOUND", "READ FROM"]
+    sizes = output.widths([head, *rows])
+    print(indent + output.line(head, sizes))
+    for row in rows:
+        print(indent + output.line(row, sizes, [output.GREEN if row[0] == "ok" else output.RED]))
+
+
+def _drift(found: View) -> None:
+    if found.report is None or not found.report.drift:
+        return
+    _title("Drift")
+    for one in found.report.drift:
+        state = f"corrected {_when(one.corrected)}" if one.corrected else "open"
+        print(
+            f"  {output.safe(one.field)}: {output.safe(one.observed)} instead of "
+            f"{output.safe(one.desired)}, first seen {_when(one.first_seen)}; "
+            f"{output.safe(one.action)}; {state}"
+        )
+
+
+def _events(layout: Layout, name: str) -> None:
+    from controller.store import Store
+
+    events = Store(layout).read_events(name)[-EVENTS_SHOWN:]
+    if not events:
+        return
+    _title("Events (box events shows all)")
+    rows = [[output.age(e.time), output.safe(e.kind), output.safe(e.message, 400)] for e in events]
+    sizes = output.widths(rows)
+    for row in rows:
+        print("  " + output.line(row, sizes))

@@ -1,0 +1,48 @@
+"""`box doctor`: every requirement of this host, what was found, and a fix for each failure."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import asdict
+
+from controller.cli import output
+from controller.cli.doctor_checks import CHECKS
+from controller.cli.doctor_result import Check, Result, Subject, subject
+from specs.text import visible
+
+COLOURS = {"ok": output.GREEN, "warn": output.YELLOW, "fail": output.RED}
+
+
+def doctor(chosen: Namespace) -> int:
+    """1 when a sandbox could not run here."""
+    about = subject()
+    results = [_run(check, about) for check in CHECKS]
+    failed = [one for one in results if one.state == "fail"]
+    if chosen.form == "json":
+        output.print_data(
+            {"ok": not failed, "checks": [asdict(one) for one in results]}, chosen.form
+        )
+        return 1 if failed else 0
+    sizes = output.widths([(one.state, one.name) for one in results])
+    for one in results:
+        cells = [one.state, one.name]
+        head = output.line(cells, sizes, [COLOURS[one.state]])
+        print(f"{head.ljust(sum(sizes) + 2)}  {output.safe(one.found, 300)}")
+        if one.fix and one.state != "ok":
+            print(f"{'':{sum(sizes) + 2}}  fix: {output.safe(one.fix, 300)}")
+    warned = sum(1 for one in results if one.state == "warn")
+    print(
+        f"\n{len(results) - len(failed) - warned} ok, {warned} to know about, {len(failed)} failed"
+        + ("" if failed else ": sandboxes can run here")
+    )
+    return 1 if failed else 0
+
+
+def _run(check: Check, about: Subject) -> Result:
+    """A check that breaks is a failed check, not the end of the others."""
+    name = str(getattr(check, "__name__", "check")).replace("_", " ")
+    try:
+        return check(name, about)
+    except Exception as problem:
+        why = visible(f"{type(problem).__name__} {problem}", 300)
+        return Result(name, "fail", f"could not be checked: {why}")

@@ -1,0 +1,153 @@
+"""Checks of `box doctor` about what the kernel and installed packages offer.
+
+A function's name is what the user reads. What another room knows how to find is asked of that room,
+so that doctor and controller never disagree. No check may change the host.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from controller.cli.doctor_result import SETUP, Result, Subject
+
+QEMU_OLDEST = (7, 2)
+
+
+def cgroups(name: str, about: Subject) -> Result:
+    """Every controller a limit needs, in whichever version it is mounted (cgroups(7))."""
+    found: dict[str, str] = {}
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _device, where, kind, options = line.split()[:4]
+        if kind == "cgroup":
+            offered, version = set(options.split(",")), "v1"
+        elif kind == "cgroup2":
+            listing = Path(where) / "cgroup.controllers"
+            offered, version = set(listing.read_text(encoding="utf-8").split()), "v2"
+        else:
+            continue
+        for controller in offered & {"memory", "pids", "cpu"}:
+            if os.access(where, os.W_OK) and "ro" not in options.split(","):
+                found.setdefault(controller, version)
+    missing = sorted({"memory", "pids", "cpu"} - set(found))
+    if missing:
+        fix = "mount them writable: limits that cannot be set keep a sandbox from starting"
+        return Result(name, "fail", f"not usable: {', '.join(missing)}", fix)
+    return Result(name, "ok", ", ".join(f"{one} ({found[one]})" for one in sorted(found)))
+
+
+def namespaces(name: str, about: Subject) -> Result:
+    """Really made, in a child that ends at once."""
+    from reconcilers.confinement import syscalls
+
+    wanted = {
+        "mount": 0x00020000,  # CLONE_NEW* of <linux/sched.h>
+        "cgroup": 0x02000000,
+        "uts": 0x04000000,
+        "ipc": 0x08000000,
+        "pid": 0x20000000,
+        "net": 0x40000000,
+    }
+    refused = []
+    for kind, flag in wanted.items():
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                syscalls.unshare(flag)
+                status = 0
+            finally:
+                os._exit(status)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
+            refused.append(kind)
+    if refused:
+        fix = "run as root on the host itself, or in a container that may make namespaces"
+        return Result(name, "fail", f"refused: {', '.join(refused)}", fix)
+    return Result(name, "ok", ", ".join(wanted))
+
+
+def seccomp(name: str, about: Subject) -> Result:
+    from reconcilers.confinement.seccomp import load_profile
+
+    program = load_profile("qemu", False)
+    size = f"{len(program.syscalls)} system calls allowed for QEMU"
+    return Result(name, "ok", f"{size}, program {program.sha256[:12]}")
+
+
+def landlock(name: str, about: Subject) -> Result:
+    from reconcilers.confinement import syscalls
+
+    abi = syscalls.landlock_abi()
+    if abi > 0:
+        return Result(name, "ok", f"ABI {abi}")
+    return Result(name, "warn", "not offered by this kernel", "one layer less; boot with lsm=...")
+
+
+def qemu(name: str, about: Subject) -> Result:
+    from reconcilers.hostfacts import read_host
+
+    host = read_host(about.config)
+    fix = f"{SETUP} (Debian: apt-get install qemu-system-x86)"
+    if host.binary is None:
+        return Result(name, "fail", "qemu-system-x86_64 was not found", fix)
+    if host.version is None:
+        return Result(name, "fail", f"{host.binary} does not say its version", fix)
+    found = f"{host.binary} {host.version[0]}.{host.version[1]}"
+    if host.version < QEMU_OLDEST:
+        return Result(name, "fail", found, "QEMU 7.2 or later is needed")
+    return Result(name, "ok", found)
+
+
+def qemu_files(name: str, about: Subject) -> Result:
+    """What the jail's root will hold: the emulation module is missed by ldd and fatal without."""
+    from reconcilers.confinement.rootview import root_files
+    from reconcilers.hostfacts import read_host
+
+    binary = read_host(about.config).binary
+    if binary is None:
+        return Result(name, "fail", "there is no QEMU", SETUP)
+    return Result(name, "ok", f"{len(root_files(str(binary)))} files go into the jail")
+
+
+def guest_kernel(name: str, about: Subject) -> Result:
+    from reconcilers.kernel import boot_modules, find_kernel
+
+    kernel = find_kernel(about.config, about.kernels)
+    modules = len(boot_modules(kernel))
+    found = f"{kernel.release} at {kernel.image}, {modules} modules"
+    return Result(name, "ok", found)
+
+
+def busybox(name: str, about: Subject) -> Result:
+    from reconcilers.image import BUSYBOX
+
+    if BUSYBOX.is_file():
+        return Result(name, "ok", str(BUSYBOX))
+    return Result(name, "fail", f"{BUSYBOX} is missing", f"{SETUP} (busybox-static)")
+
+
+def image_tools(name: str, about: Subject) -> Result:
+    wanted = {"mksquashfs": "squashfs-tools", "mke2fs": "e2fsprogs"}
+    search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    missing = [tool for tool in wanted if shutil.which(tool, path=search) is None]
+    if missing:
+        packages = " ".join(wanted[tool] for tool in missing)
+        return Result(name, "fail", f"missing: {', '.join(missing)}", f"apt-get install {packages}")
+    return Result(name, "ok", ", ".join(wanted))
+
+
+def hardware_virtualization(name: str, about: Subject) -> Result:
+    """Only a quick look: what decides is the guest kernel booting, tried when a sandbox needs it."""
+    from reconcilers.accel import KVM_DEVICE
+
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    fix = "use a host with KVM, or write accel: tcg for emulation (for trying and testing)"
+    if not KVM_DEVICE.exists():
+        return Result(name, "warn", f"{KVM_DEVICE} does not exist", fix)
+    if not os.access(KVM_DEVICE, os.R_OK | os.W_OK):
+        return Result(name, "warn", f"{KVM_DEVICE} may not be opened", fix)
+    if " vmx " not in flags and " svm " not in flags:
+        found = f"{KVM_DEVICE} exists, but the CPU offers neither vmx nor svm"
+        return Result(name, "warn", found, fix)
+    return Result(name, "ok", f"{KVM_DEVICE} and the CPU offer it; a first sandbox proves it")

@@ -1,0 +1,283 @@
+"""Every verb of `box` with its arguments and an example, and nothing of what the verbs do.
+
+A verb is run from the module named beside it, imported only then. This module must stay free of our
+own imports, so that `--help` and completion are quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any, NoReturn
+
+FORMS = ("table", "wide", "json", "yaml", "toml", "name")
+
+EPILOG = """\
+a first sandbox:
+  box doctor                        what this host still needs
+  box controller &                  the loop that makes Boxfiles true
+  box new agent && box apply -f agent.box.yaml --wait
+  box exec agent -- uname -a
+
+BOX_HOME names the home (default ~/.box). Exit status: 0 done, 1 failed, 2 usage or invalid
+Boxfile; exec: the command's own, 124 timeout, 125 box itself failed.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in the form of every other error of ours."""
+
+    def error(self, message: str) -> NoReturn:
+        from controller.cli.output import safe
+
+        self.exit(2, f"box: {safe(message, 400)}\n  fix: {self.prog} --help shows the form\n")
+
+
+def run(arguments: list[str]) -> int:
+    """Parse and run one command line. Raises whatever the verb raises."""
+    parser = build()
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    # What follows -- is the command's, however much it looks like options of ours.
+    command: list[str] | None = None
+    if arguments[:1] == ["exec"] and "--" in arguments:
+        split = arguments.index("--")
+        arguments, command = arguments[:split], arguments[split + 1 :]
+    chosen = parser.parse_args(arguments, argparse.Namespace(command=command))
+    if chosen.verb is None:
+        parser.print_help()
+        return 0
+    module, function = chosen.handler
+    status: int = getattr(import_module(f"controller.cli.{module}"), function)(chosen)
+    return status
+
+
+def build() -> Parser:
+    parser = Parser(
+        prog="box",
+        description="Confined microVMs that stay as a folder of small files says.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+
+    def verb(name: str, module: str, summary: str, *examples: str) -> Parser:
+        shown = "examples:\n" + "\n".join(f"  {one}" for one in examples)
+        made: Parser = verbs.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=shown,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        made.set_defaults(handler=(module, name.replace("-", "_")))
+        return made
+
+    _running(verb)
+    _changing(verb)
+    _reading(verb)
+    _host(verb)
+    return parser
+
+
+Verb = Callable[..., Parser]
+
+
+def _running(verb: Verb) -> None:
+    one = verb(
+        "controller",
+        "service",
+        "run the loop that makes Boxfiles true",
+        "box controller",
+        "box controller --once     # converge every sandbox, then exit",
+    )
+    one.add_argument("--once", action="store_true", help="converge and exit")
+    one = verb(
+        "exec",
+        "execute",
+        "run a command in a running sandbox; its exit status becomes ours",
+        "box exec agent -- uname -a",
+        "tar c . | box exec agent -i -- tar x -C /data",
+    )
+    one.usage = "box exec NAME [-i] [-e KEY=VALUE] [-w DIR] [-u USER] [--timeout TIME] -- CMD..."
+    _name(one)
+    one.add_argument("-i", "--stdin", action="store_true", help="forward standard input")
+    one.add_argument("-t", "--tty", action="store_true", help="not supported yet")
+    one.add_argument("-e", "--env", action="append", default=[], metavar="KEY=VALUE")
+    one.add_argument("-w", "--cwd", metavar="DIR", help="working directory in the guest")
+    one.add_argument("-u", "--user", help="user in the guest")
+    one.add_argument("--timeout", type=_seconds, metavar="TIME", help="kill it after TIME; 124")
+
+
+def _changing(verb: Verb) -> None:
+    one = verb(
+        "apply",
+        "change",
+        "write Boxfiles into the watched folder",
+        "box apply -f agent.box.yaml --wait",
+        "box apply -f examples/",
+        "sed s/512/1024/ agent.box.yaml | box apply -f -",
+    )
+    _files(one)
+    one.add_argument("--dry-run", action="store_true", help="say what would happen, write nothing")
+    one.add_argument("--wait", action="store_true", help="until every sandbox is as declared")
+    _timeout(one)
+    one.add_argument(
+        "--if-match", metavar="DIGEST", help="only over a file with this SHA-256 (see box describe)"
+    )
+    one = verb(
+        "diff",
+        "change",
+        "what apply would change, field by field; exit 1 if anything",
+        "box diff -f agent.box.yaml",
+    )
+    _files(one)
+    one = verb(
+        "delete",
+        "change",
+        "remove a sandbox; its /data is kept unless --data",
+        "box delete agent",
+        "box delete -f agent.box.yaml --data",
+    )
+    _name(one, nargs="?")
+    _files(one, required=False)
+    one.add_argument("--data", action="store_true", help="erase /data too, 60 s from now")
+    one.add_argument("--wait", action="store_true", help="until nothing of it runs any more")
+    _timeout(one)
+    one = verb(
+        "new",
+        "start",
+        "write a commented Boxfile to begin with, in the current folder",
+        "box new agent",
+        "box new agent --from busybox",
+    )
+    _name(one, known=False)
+    one.add_argument("--from", dest="example", metavar="EXAMPLE", help="copy one of the examples")
+    one = verb(
+        "prune",
+        "change",
+        "show removals that are held back, or let them happen",
+        "box prune",
+        "box prune --confirm",
+    )
+    one.add_argument("--confirm", action="store_true", help="remove what is held back")
+
+
+def _reading(verb: Verb) -> None:
+    one = verb(
+        "get",
+        "get",
+        "list sandboxes",
+        "box get",
+        "box get agent -o yaml",
+        "box get --watch",
+    )
+    _name(one, nargs="?")
+    _form(one, FORMS)
+    one.add_argument("--watch", action="store_true", help="go on, printing what changes")
+    one = verb("describe", "describe", "everything known about one", "box describe agent")
+    _name(one)
+    one = verb("drift", "history", "differences found, open and corrected", "box drift agent")
+    _name(one, nargs="?")
+    _form(one, ("table", "json", "yaml", "toml"))
+    one = verb("events", "history", "what happened", "box events agent --follow")
+    _name(one, nargs="?")
+    one.add_argument("--follow", action="store_true", help="go on, printing what is new")
+    one = verb(
+        "wait",
+        "waiting",
+        "until a condition holds",
+        "box wait agent --for Ready --timeout 60s",
+        "box wait agent --for Drifted=False",
+        "box wait agent --for deleted",
+    )
+    _name(one)
+    one.add_argument(
+        "--for",
+        dest="condition",
+        required=True,
+        metavar="CONDITION",
+        help="TYPE, TYPE=STATUS, deleted",
+    )
+    _timeout(one)
+    one = verb("logs", "history", "the guest's console", "box logs agent --console --follow")
+    _name(one)
+    one.add_argument("--console", action="store_true", help="the console (the only log so far)")
+    one.add_argument("--follow", action="store_true", help="go on, printing what is new")
+    one.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
+    one = verb("verify", "verify", "prove kernel and confinement now", "box verify agent")
+    _name(one)
+    _form(one, ("table", "json"))
+
+
+def _host(verb: Verb) -> None:
+    one = verb(
+        "doctor", "doctor", "what this host offers and lacks", "box doctor", "box doctor -o json"
+    )
+    _form(one, ("table", "json"))
+    one = verb("schema", "start", "JSON Schema of the Boxfile", "box schema --output boxfile.json")
+    one.add_argument("--output", metavar="FILE", help="instead of standard output")
+    one = verb("version", "start", "versions of box and what it runs on", "box version")
+    _form(one, ("table", "json"))
+    one = verb(
+        "completion",
+        "start",
+        "shell code that completes box commands",
+        'eval "$(box completion bash)"',
+        "box completion fish > ~/.config/fish/completions/box.fish",
+    )
+    one.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def _name(parser: Parser, *, nargs: str | None = None, known: bool = True) -> None:
+    argument: Any = parser.add_argument("name", metavar="NAME", nargs=nargs, help="the sandbox")
+    if known:
+        argument.completer = _known_names
+
+
+def _files(parser: Parser, *, required: bool = True) -> None:
+    parser.add_argument(
+        "-f",
+        "--file",
+        action="append",
+        default=[],
+        required=required,
+        metavar="FILE|DIR|-",
+        help="a Boxfile, a folder of them, or standard input",
+    )
+
+
+def _form(parser: Parser, forms: tuple[str, ...]) -> None:
+    parser.add_argument("-o", "--output", dest="form", choices=forms, default="table")
+
+
+def _timeout(parser: Parser) -> None:
+    parser.add_argument(
+        "--timeout", type=_seconds, default=120.0, metavar="TIME", help="90, 90s, 5m; default 120s"
+    )
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 90, 90s or 5m")
+    return float(match[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+def _known_names(prefix: str, **_: object) -> Iterable[str]:
+    """For completion: must be quick and must not fail."""
+    from controller.cli.place import existing
+    from controller.cli.view import views
+
+    try:
+        layout = existing()
+        return [one.name for one in views(layout) if one.name.startswith(prefix)] if layout else []
+    except Exception:
+        return []

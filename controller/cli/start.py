@@ -1,0 +1,134 @@
+"""`box new`, `schema`, `version` and `completion`: what a user meets first."""
+
+from __future__ import annotations
+
+import json
+import platform
+from argparse import Namespace
+from importlib import metadata
+from pathlib import Path
+
+from controller.cli import output
+from controller.cli.place import controller_runs, existing
+from specs.errors import BoxError, UsageError
+from specs.names import check_name
+
+DISTRIBUTION = "box-controller"
+EXAMPLE_SUFFIXES = (".box.yaml", ".box.toml")
+
+TEMPLATE = """\
+# One sandbox. Every field: box schema. What a change would do: box diff -f {file}
+name: {name}
+base: builtin:busybox
+cpus: 2
+ram_mib: 512
+
+# strict gives the VMM a host user of its own and refuses software emulation unless it is written.
+# Without working hardware virtualization (box doctor says), write the next line for trying things:
+{accel}accel: tcg
+
+# The only thing that persists, at /data in the guest.
+data:
+  size_mib: 1024
+  on_delete: keep
+"""
+
+
+def new(chosen: Namespace) -> int:
+    name = check_name(chosen.name)
+    if chosen.example:
+        text, suffix = _example(chosen.example, name)
+    else:
+        path = f"{name}.box.yaml"
+        text, suffix = TEMPLATE.format(name=name, file=path, accel="# "), ".box.yaml"
+    path = name + suffix
+    try:
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError("there is already a file of that name", where=path) from None
+    print(f"wrote {path}. Next: box apply -f {path} --wait")
+    return 0
+
+
+def _example(wanted: str, name: str) -> tuple[str, str]:
+    """The example's text with its `name:` changed, and its suffix."""
+    examples = {_stem(path): path for path in _examples()}
+    path = examples.get(_stem(Path(wanted)))
+    if path is None:
+        known = ", ".join(sorted(examples)) or "none are installed"
+        raise UsageError(f"there is no example {output.safe(wanted)}", fix=f"one of: {known}")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    renamed = [f"name: {name}" if line.startswith("name:") else line for line in lines]
+    if path.name.endswith(".toml"):
+        renamed = [f'name = "{name}"' if line.startswith("name =") else line for line in lines]
+        return "\n".join(renamed) + "\n", ".box.toml"
+    return "\n".join(renamed) + "\n", ".box.yaml"
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _examples() -> list[Path]:
+    folder = Path(__file__).resolve().parents[2] / "examples"
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.endswith(EXAMPLE_SUFFIXES))
+
+
+def schema(chosen: Namespace) -> int:
+    from specs.parse import boxfile_schema
+
+    text = json.dumps(boxfile_schema(), indent=2) + "\n"
+    if chosen.output is None or chosen.output == "-":
+        print(text, end="")
+        return 0
+    Path(chosen.output).write_text(text, encoding="utf-8")
+    print(
+        f"wrote {output.safe(chosen.output)}. In a Boxfile, for editors with a YAML server:\n"
+        f"# yaml-language-server: $schema={output.safe(Path(chosen.output).absolute())}"
+    )
+    return 0
+
+
+def version(chosen: Namespace) -> int:
+    facts = {
+        "box": _own_version(),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "controller": _controller_version(),
+    }
+    if chosen.form == "json":
+        output.print_data(facts, "json")
+    else:
+        output.print_pairs(facts.items())
+    return 0
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "not installed (running from a source tree)"
+
+
+def _controller_version() -> str:
+    from controller.cli.client import call
+
+    try:
+        layout = existing()
+        if layout is None or not controller_runs(layout):
+            return "not running"
+        answer = call(layout, "GET", "/v1/version")
+    except (BoxError, OSError) as problem:
+        return f"does not answer: {problem}"
+    return f"{answer.get('box', '?')}, pid {answer.get('pid', '?')}, up"
+
+
+def completion(chosen: Namespace) -> int:
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["box"], shell=chosen.shell), end="")
+    return 0

@@ -1,0 +1,135 @@
+"""One sandbox as the command line shows it: its Boxfile, its record and its last report.
+
+Read from files alone, so it works while the controller is down, and with any of the three missing.
+This module must not print, and must not write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from controller.cli.output import age
+from specs.errors import NoSandbox
+from specs.names import check_name
+
+if TYPE_CHECKING:
+    from controller.records import Record
+    from controller.sources.folder import FolderScan
+    from reconcilers.layout import Layout
+    from specs.conditions import Condition
+    from specs.report import Report
+
+
+@dataclass(frozen=True)
+class View:
+    """What is known about one name. `file` is the Boxfile in the folder, relative, or empty."""
+
+    name: str
+    record: Record | None
+    garbled: str
+    report: Report | None
+    file: str
+
+    def condition(self, kind: str) -> Condition | None:
+        conditions = self.report.conditions if self.report else ()
+        return next((one for one in conditions if one.type == kind), None)
+
+    def status(self, kind: str) -> str:
+        found = self.condition(kind)
+        return str(found.status) if found else "Unknown"
+
+    def reason(self) -> str:
+        """Why it is not Ready, or why it is, in one word."""
+        if self.report is None:
+            return "NotObserved"
+        for kind, wrong in (("Valid", "False"), ("Confined", "False")):
+            found = self.condition(kind)
+            if found is not None and str(found.status) == wrong:
+                return str(found.reason)
+        ready = self.condition("Ready")
+        return str(ready.reason) if ready else "NotObserved"
+
+    @property
+    def isolation(self) -> str:
+        return self._told("isolation")
+
+    @property
+    def backend(self) -> str:
+        """The backend with how its CPU is made: `qemu/tcg` is an emulated one."""
+        name = self._told("backend")
+        accel = self.report.accel if self.report else ""
+        return f"{name}/{accel}" if accel else name
+
+    def _told(self, field: str) -> str:
+        seen = getattr(self.report, field, "") if self.report else ""
+        if seen:
+            return str(seen)
+        spec = self.record.spec if self.record else None
+        return str(getattr(spec, field) or "-") if spec else "-"
+
+    def age(self) -> str:
+        created = (self.record.created if self.record else "") or (
+            self.report.created if self.report else ""
+        )
+        return age(created)
+
+    def open_drift(self) -> int:
+        return sum(1 for one in self.report.drift if not one.corrected) if self.report else 0
+
+    def drift(self) -> str:
+        """`-` none, `2 open`, or `mended` when the last pass found some and corrected it."""
+        if self.open_drift():
+            return f"{self.open_drift()} open"
+        return "mended" if self.report and self.report.drift else "-"
+
+    def data(self) -> dict[str, Any]:
+        """Everything, ready for JSON; the spec is the one in force, without defaults."""
+        spec = self.record.spec if self.record else None
+        found: dict[str, Any] = {"name": self.name, "file": self.file}
+        if self.report is not None:
+            found |= self.report.model_dump(mode="json")
+        found["spec"] = spec.to_plain() if spec else None
+        return found
+
+
+def view(layout: Layout, name: str) -> View:
+    """Raises BadName, and NoSandbox when neither file, record nor report knows the name."""
+    check_name(name)
+    found = _view(layout, name, _files(layout))
+    if found.record is None and not found.garbled and found.report is None and not found.file:
+        raise NoSandbox(f"there is no sandbox {name}", fix="box get lists them")
+    return found
+
+
+def views(layout: Layout) -> list[View]:
+    """Every sandbox that a Boxfile, a record or both speak of, sorted by name."""
+    from controller.store import Store
+
+    files = _files(layout)
+    names = sorted(set(Store(layout).names()) | set(files))
+    return [_view(layout, name, files) for name in names]
+
+
+def _view(layout: Layout, name: str, files: dict[str, str]) -> View:
+    from controller.store import Garbled, Store
+
+    store = Store(layout)
+    record = store.load(name)
+    report = store.read_report(name)
+    if isinstance(record, Garbled):
+        return View(name, None, record.why, report, files.get(name, ""))
+    return View(name, record, "", report, files.get(name, ""))
+
+
+def _files(layout: Layout) -> dict[str, str]:
+    found = folder_scan(layout)
+    return {name: file.path for name, file in found.files.items()} if found else {}
+
+
+def folder_scan(layout: Layout) -> FolderScan | None:
+    """The watched folder as it is now; None when it is missing or unreadable."""
+    from controller.sources.folder import FolderScan, ScanCache, scan
+
+    found = scan(layout.boxes, ScanCache())
+    return found if isinstance(found, FolderScan) else None
