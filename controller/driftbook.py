@@ -1,4 +1,6 @@
-"""Keeps account of drift: what differed, since when, what was done, and when it was seen to be right again. Pure."""
+"""Keeps account of drift: what differed, since when, what was done, and when it was seen to be
+right again. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def found(
 
 
 def corrected(book: Sequence[Drift], now: str) -> tuple[list[Drift], list[Drift]]:
-    """The book with every open difference closed, and those that were open: the host agrees again."""
+    """The host agrees again: the book with every difference closed, and those that were open."""
     closed = [replace(d, corrected=now) for d in book if not d.corrected]
     return [d if d.corrected else replace(d, corrected=now) for d in book], closed
 

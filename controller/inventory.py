@@ -1,4 +1,5 @@
-"""From the folder's files to one entry per sandbox: parse, judge against the ceiling, accept, notice what is gone.
+"""From the folder's files to one entry per sandbox: parse, judge against the ceiling, accept,
+notice what is gone.
 
 A new text that is not good never replaces a good one: the last good spec stays in force and the
 Valid condition says why. Decides, remembers and records; it touches no VM and no disk.
@@ -66,7 +67,9 @@ class Inventory:
         return {name: self.hold_reason for name, entry in self.entries.items() if entry.record.held}
 
     def refresh(self) -> set[str]:
-        """Scan the folder once; returns the names that want a pass because something about them changed."""
+        """Scan the folder once; returns the names that want a pass because something about them
+        changed.
+        """
         recorded = {n: e.record.source for n, e in self.entries.items() if e.record.source}
         found = scan(self._layout.boxes, self._cache, recorded)
         if isinstance(found, FolderMissing):
@@ -165,7 +168,9 @@ class Inventory:
         return True
 
     def _still_allowed(self, name: str, entry: Entry, ceiling: Ceiling | BoxError) -> None:
-        """The last good spec of a text that is refused stays in force only while the ceiling allows it."""
+        """The last good spec of a text that is refused stays in force only while the ceiling allows
+        it.
+        """
         spec = entry.record.spec
         if spec is None or isinstance(ceiling, BoxError):
             return
@@ -268,7 +273,9 @@ class Inventory:
         self.save(name, replace(record, spec=spec, spec_digest=spec.digest()))
 
     def take_orphan(self, name: str) -> None:
-        """Something of ours runs under a name without record or Boxfile: have it removed like a deleted one."""
+        """Something of ours runs under a name without record or Boxfile: have it removed like a
+        deleted one.
+        """
         entry = self.entries.setdefault(name, Entry(Record(name=name)))
         entry.removing = entry.record.spec is None
 

@@ -1,4 +1,4 @@
-"""Turns what was observed into conditions. Pure: the caller gives the time and writes the result."""
+"""Turns what was observed into conditions. Pure: the caller gives the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The controller: wakes up on hints and timers, re-reads the folder, and keeps one pass per name going.
+"""The controller: wakes up on hints and timers, re-reads the folder, and keeps one pass per name
+going.
 
 Every wake-up only says that something may have changed. It must hold no truth of its own: kill it
 at any instant, start it again, and it finds on disk and on the host what it needs.
@@ -168,7 +169,7 @@ class Controller:
     async def watch_folder(self) -> None:
         """Scan on every hint and at least every RESCAN_SECONDS."""
         loop = asyncio.get_running_loop()
-        
+
         def hint() -> None:
             loop.call_soon_threadsafe(self.hint)
 
@@ -189,7 +190,9 @@ class Controller:
             await asyncio.to_thread(watch.stop)
 
     async def run_once(self) -> int:
-        """Converge what can be converged now, then stop; 1 when something is not as its Boxfile says."""
+        """Converge what can be converged now, then stop; 1 when something is not as its Boxfile
+        says.
+        """
         self.rescan()
         for name in self.inventory.entries:
             self.queue.add(name)

@@ -1,4 +1,6 @@
-"""Puts the shared parts of one home together. The only place that knows which implementation stands behind which part."""
+"""Puts the shared parts of one home together. The only place that knows which implementation stands
+behind which part.
+"""
 
 from __future__ import annotations
 

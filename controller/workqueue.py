@@ -1,4 +1,5 @@
-"""Names that want a pass, and when. Events only ever put a name in; what changed is read again by the pass.
+"""Names that want a pass, and when. Events only ever put a name in; what changed is read again by
+the pass.
 
 A name is worked on by one worker at a time; a name that is added meanwhile is taken up again right
 after. All times are on the event loop's monotonic clock.

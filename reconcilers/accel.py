@@ -34,7 +34,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Choice:
-    """The accelerator to use. `refused` is set, with its reason, when the Boxfile may not start here."""
+    """The accelerator to use. `refused` is set, with its reason, when the Boxfile may not start
+    here.
+    """
 
     accel: str
     reason: Reason
@@ -71,7 +73,9 @@ def choose(box: Boxfile, kvm: Verdict | None) -> Choice:
 
 
 class KvmProbe:
-    """Remembers the verdict in one file; boots a guest through `boot` only when nothing is remembered."""
+    """Remembers the verdict in one file; boots a guest through `boot` only when nothing is
+    remembered.
+    """
 
     def __init__(self, memory: Path, boot: Callable[[], Awaitable[None]]) -> None:
         self._memory = memory
@@ -79,10 +83,10 @@ class KvmProbe:
         self._known: dict[str, Verdict] = {}
 
     async def verdict(self, kernel_sha256: str, binary: Path) -> Verdict:
-        """Whether KVM works for this kernel and VMM binary. Never raises for a KVM that does not."""
-        if not KVM_DEVICE.exists():
+        """Whether KVM works for this kernel and VMM binary. A KVM that does not is no error."""
+        if not os.path.exists(KVM_DEVICE):
             return Verdict(False, f"{KVM_DEVICE} does not exist")
-        facts = binary.stat()
+        facts = os.stat(binary)
         parts = (kernel_sha256, facts.st_ino, facts.st_mtime_ns, facts.st_size, host_boot_id())
         key = hashlib.sha256(repr(parts).encode()).hexdigest()
         if key not in self._known:

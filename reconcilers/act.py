@@ -1,4 +1,5 @@
-"""Does what a step says, for one sandbox. The only module besides the resources themselves that changes the host.
+"""Does what a step says, for one sandbox. The only module besides the resources themselves that
+changes the host.
 
 Each act may run again after a crash in the middle of it and must then end the same way.
 """
@@ -32,7 +33,9 @@ SHUTDOWN_SECONDS = 10.0
 
 
 class Actor:
-    """Acts on one sandbox. `live` is what the controller holds of its VM, before and after each step."""
+    """Acts on one sandbox. `live` is what the controller holds of its VM, before and after each
+    step.
+    """
 
     def __init__(
         self,

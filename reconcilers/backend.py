@@ -1,4 +1,5 @@
-"""What every VMM backend offers: the translation of a Boxfile into one command line, and nothing else.
+"""What every VMM backend offers: the translation of a Boxfile into one command line, and nothing
+else.
 
 A backend starts nothing, reads nothing and never imports a sibling. Descriptors keep the numbers
 below in every backend, so that whoever launches need not know which one it is.
@@ -38,7 +39,9 @@ class Backend(Protocol):
     name: str
 
     def check(self, box: Boxfile, host: HostFacts) -> tuple[str, ...]:
-        """What stands against running this Boxfile here, each with its fix; empty when nothing does."""
+        """What stands against running this Boxfile here, each with its fix; empty when nothing
+        does.
+        """
 
     def command(self, box: Boxfile, accel: str, marker: str, host: HostFacts) -> VmmCommand:
-        """The command line of this Boxfile's VMM; `marker` names it for whoever looks for strays."""
+        """The command line of this Boxfile's VMM; `marker` names it for who looks for strays."""

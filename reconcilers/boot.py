@@ -21,7 +21,7 @@ from specs.errors import HostError
 
 @dataclass(frozen=True)
 class BootFile:
-    """An open, hashed file. The descriptor belongs to `BootFiles` and is only ever bound read-only."""
+    """An open, hashed file. The descriptor belongs to `BootFiles` and is only bound read-only."""
 
     descriptor: int
     sha256: str
@@ -46,7 +46,9 @@ class BootFiles:
         self._initramfs: dict[tuple[str, str], Path] = {}
 
     def current(self, kernel: Kernel) -> Boot:
-        """The kernel and the initramfs made for it (built when missing; blocking). Raises HostError."""
+        """The kernel and the initramfs made for it (built when missing; blocking). Raises
+        HostError.
+        """
         image = self._open(kernel.image)
         return Boot(image, self._open(self._initramfs_for(kernel, image)), kernel.release)
 

@@ -38,7 +38,7 @@ class ConsoleLog:
 
 
 async def follow(socket_path: Path, log: ConsoleLog) -> None:
-    """Copy the console into the log until the VMM ends. Raises ChannelError when it cannot connect."""
+    """Copy the console into the log until the VMM ends. Raises ChannelError at first."""
     reader, writer = await asyncio.open_connection(sock=connect(socket_path))
     try:
         await _copy(reader, log, b"")
@@ -47,7 +47,7 @@ async def follow(socket_path: Path, log: ConsoleLog) -> None:
 
 
 async def follow_errors(descriptor: int, log: ConsoleLog) -> None:
-    """Copy the VMM's own standard error into the log, each chunk marked as not the guest's words."""
+    """Copy the VMM's own standard error into the log, each chunk marked as the VMM's."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=CHUNK)
     transport, _ = await loop.connect_read_pipe(

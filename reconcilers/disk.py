@@ -26,7 +26,9 @@ FILE_MODE = 0o600
 
 
 def observe(folder: Path) -> Disk | None:
-    """The disk in `folder`, None when there is none. Raises HostError when the chain cannot be understood."""
+    """The disk in `folder`, None when there is none. Raises HostError when the chain cannot be
+    understood.
+    """
     try:
         chain = tomllib.loads((folder / CHAIN).read_text())
         layer = chain["layer"][-1]
@@ -54,7 +56,9 @@ def _rewritten(folder: Path, error: Exception) -> Disk | None:
 
 
 def create(folder: Path, size_mib: int) -> None:
-    """Make an empty ext4 disk of `size_mib` MiB (sparse), all or nothing. Raises HostError, CommandError, OSError."""
+    """Make an empty ext4 disk of `size_mib` MiB (sparse), all or nothing. Raises HostError,
+    CommandError, OSError.
+    """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
         ready = Path(scratch) / "disk"
@@ -83,7 +87,9 @@ def create(folder: Path, size_mib: int) -> None:
 
 
 def grow(disk: Disk, size_mib: int) -> None:
-    """Extend the file to `size_mib` MiB; never shrinks. The guest agent resizes the file system inside."""
+    """Extend the file to `size_mib` MiB; never shrinks. The guest agent resizes the file system
+    inside.
+    """
     descriptor = os.open(disk.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_size < size_mib * MIB:
@@ -123,7 +129,9 @@ def set_aside(folder: Path, deleted: Path, moment: str) -> Path:
 
 
 def erase(folder: Path) -> None:
-    """Remove a disk for good. The rename first, so that a crash never leaves half a disk under a live name."""
+    """Remove a disk for good. The rename first, so that a crash never leaves half a disk under a
+    live name.
+    """
     doomed = folder.with_name(f".erase-{folder.name}-{os.getpid()}")
     folder.rename(doomed)
     shutil.rmtree(doomed)

@@ -49,7 +49,9 @@ class Disk:
 
 @dataclass(frozen=True)
 class Vmm:
-    """A live VMM that our own launch record describes; `key` names the launch settings it was started with."""
+    """A live VMM that our own launch record describes; `key` names the launch settings it was
+    started with.
+    """
 
     pid: int
     start_time: int
@@ -60,7 +62,7 @@ class Vmm:
 
 @dataclass(frozen=True)
 class Guest:
-    """A guest that answers over its channel. `data_bytes` is the size of the disk it was told of."""
+    """A guest that answers over its channel. `data_bytes` is the disk size it was told of."""
 
     kernel: str
     boot_id: str

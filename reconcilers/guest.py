@@ -1,4 +1,5 @@
-"""The guest's side of a running VM: opening its channel, and proving from outside what can be proved.
+"""The guest's side of a running VM: opening its channel, and proving from outside what can be
+proved.
 
 A guest may lie, so nothing it says is proof by itself: its words are compared with what the host
 started, and the facts that decide (which process, which executable, which kernel file) are read
@@ -58,7 +59,9 @@ async def open_channel(
 
 
 def prove_process(record: LaunchRecord) -> tuple[Proof, ...]:
-    """The cheap outside proof, repeated before every command: it is the very process that was launched."""
+    """The cheap outside proof, repeated before every command: it is the very process that was
+    launched.
+    """
     living = procfs.alive(record.pid, record.start_time)
     exe = procfs.executable(record.pid) if living else None
     return (
@@ -80,7 +83,7 @@ def prove_process(record: LaunchRecord) -> tuple[Proof, ...]:
 
 
 def prove_kernel(record: LaunchRecord, hello: Hello) -> tuple[Proof, ...]:
-    """What the guest says of its kernel, against what the host started and against the host's own."""
+    """What the guest says of its kernel, against what was started and against the host's own."""
     ours = procfs.host_boot_id()
     same_boot = hello.boot_id == record.guest_boot_id
     return (
@@ -113,7 +116,8 @@ def require_proof(record: LaunchRecord, hello: Hello) -> None:
     for proof in (*prove_process(record), *prove_kernel(record, hello)):
         if not proof.ok:
             raise ChannelError(
-                f"the {proof.item} is not the one that was started: wanted {proof.want}, got {proof.got}"
+                f"the {proof.item} is not the one that was started: "
+                f"wanted {proof.want}, got {proof.got}"
             )
 
 

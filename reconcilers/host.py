@@ -1,4 +1,4 @@
-"""The host as the reconcilers use it: every long-lived part that all sandboxes of one home share."""
+"""The host as the reconcilers use it: the long-lived parts that all sandboxes of a home share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Host:
             raise HostError(f"backend {name} is not supported yet") from None
 
     def boot(self) -> Boot:
-        """Kernel and initramfs, found again each time so that a changed configuration is seen (blocking)."""
+        """Kernel and initramfs, found again each time so that a changed configuration is seen
+        (blocking).
+        """
         return self.boot_files.current(find_kernel(self.config, self.layout.kernels))
 
     async def choose_accel(self, box: Boxfile, boot: Boot) -> Choice:
@@ -86,7 +88,7 @@ class Host:
         return uid
 
     def adopt_claim(self, sandbox: str, uid: int) -> None:
-        """Enter a claim that a record or a live VMM proves (blocking). Raises Conflict, HostError."""
+        """Enter a claim that a record or a live VMM proves (blocking). Raises Conflict."""
         self.identities.adopt(self.layout.instance, sandbox, uid)
         self._claims[sandbox] = uid
 
@@ -96,7 +98,9 @@ class Host:
         self._claims.pop(sandbox, None)
 
     def confinement(self, box: Boxfile, uid: int, *, kvm: bool, disk_bytes: int) -> Confinement:
-        """The policy for a Boxfile's VMM, computed once for each Boxfile, UID, accelerator and disk size."""
+        """The policy for a Boxfile's VMM, computed once for each Boxfile, UID, accelerator and disk
+        size.
+        """
         key = (box.digest(), uid, kvm, disk_bytes)
         if key not in self._policies:
             if len(self._policies) > 4096:

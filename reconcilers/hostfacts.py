@@ -32,6 +32,8 @@ def _version(binary: Path) -> tuple[int, int] | None:
 
 
 def _tsc_khz() -> int | None:
-    """The host's TSC frequency in kHz, as the kernel's own estimate in /proc/cpuinfo tells it (proc(5))."""
+    """The host's TSC frequency in kHz, as the kernel's own estimate in /proc/cpuinfo tells it
+    (proc(5)).
+    """
     match = re.search(r"^cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return int(float(match.group(1)) * 1000) if match else None

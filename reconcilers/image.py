@@ -71,7 +71,7 @@ class Images:
         return self._digests[key]
 
     def observe(self, base: str) -> Image | None:
-        """The image of `base` if it is here whole; None when it has to be built. Raises HostError."""
+        """The image of `base` if it is here whole; None when it must be built. Raises HostError."""
         digest = self.digest_for(base)
         folder = self._folder / digest
         try:
@@ -84,7 +84,9 @@ class Images:
         return Image(digest, sha256, path)
 
     def build(self, base: str) -> Image:
-        """Build the image of `base` (blocking). Raises HostError or CommandError; a failed build leaves nothing."""
+        """Build the image of `base` (blocking). Raises HostError or CommandError; a failed build
+        leaves nothing.
+        """
         digest = self.digest_for(base)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".build-") as scratch:
@@ -109,7 +111,8 @@ class Images:
 
 
 def open_verified(image: Image) -> int:
-    """A read-only descriptor of the image, its content compared with the recorded hash through that descriptor.
+    """A read-only descriptor of the image, its content compared with the recorded hash through that
+    descriptor.
 
     Raises HostError when the file was changed since it was built.
     """

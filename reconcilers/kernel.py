@@ -88,7 +88,9 @@ def _from_directory(folder: Path) -> Kernel:
 
 
 def release_of(image: Path) -> str:
-    """The release a kernel image says it is: uname(2)'s, from its banner or its boot header. Raises HostError."""
+    """The release a kernel image says it is: uname(2)'s, from its banner or its boot header. Raises
+    HostError.
+    """
     data = image.read_bytes()
     if data[:4] != _ELF_MAGIC and data[0x202:0x206] == b"HdrS":
         # Documentation/arch/x86/boot.rst: kernel_version is an offset, less 0x200, to a string.
@@ -106,7 +108,8 @@ def release_of(image: Path) -> str:
 
 
 def boot_modules(kernel: Kernel) -> list[tuple[str, bytes]]:
-    """The wanted modules and what they depend on, each as (name, content), in the order to load them.
+    """The wanted modules and what they depend on, each as (name, content), in the order to load
+    them.
 
     Debian's unpacked package has no modules.dep (depmod writes it at install time), so the
     dependencies are read from each module's own .modinfo section.
@@ -155,7 +158,9 @@ def _dependencies(module: bytes) -> list[str]:
 
 
 def uncompressed(image: bytes) -> bytes:
-    """The ELF inside a bzImage (or the ELF itself). Raises HostError for a compression it cannot read."""
+    """The ELF inside a bzImage (or the ELF itself). Raises HostError for a compression it cannot
+    read.
+    """
     if image[:4] == _ELF_MAGIC:
         return image
     if image[0x202:0x206] != b"HdrS":
@@ -198,7 +203,8 @@ def _unlz4_legacy(payload: bytes) -> bytes:
 
 
 def fetch(cache: Path = SYSTEM_CACHE) -> Kernel:
-    """Download Debian's cloud kernel package and unpack it under `cache`; `cache/current` then names it.
+    """Download Debian's cloud kernel package and unpack it under `cache`; `cache/current` then
+    names it.
 
     Idempotent; a release already there is not fetched again. Raises CommandError or HostError.
     """

@@ -29,7 +29,9 @@ _DISK_MIB = 16
 
 
 async def boot_once(host: Host) -> None:
-    """Boot to the agent's hello within PROBE_SECONDS. Raises ChannelError or HostError when that fails."""
+    """Boot to the agent's hello within PROBE_SECONDS. Raises ChannelError or HostError when that
+    fails.
+    """
     instance = hashlib.sha256(f"{host.layout.instance} {_NAME}".encode()).hexdigest()[:12]
     names = HostNames(instance, _NAME)
     layout = Layout(

@@ -1,4 +1,5 @@
-"""The launch record: what the controller must know of a VMM it started, to find and trust it again after a restart.
+"""The launch record: what the controller must know of a VMM it started, to find and trust it again
+after a restart.
 
 It lives in the sandbox's runtime directory (0700) because it holds the channel's token. It is
 written once before the launch, without a PID, and once after: a VMM whose record has no PID was
@@ -21,7 +22,9 @@ _LIMIT = 256 << 10
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """One start of one VMM. `start_time` is field 22 of /proc/PID/stat in clock ticks; `exe` is (device, inode)."""
+    """One start of one VMM. `start_time` is field 22 of /proc/PID/stat in clock ticks; `exe` is
+    (device, inode).
+    """
 
     key: str
     token: str
@@ -62,7 +65,7 @@ def write(path: Path, record: LaunchRecord) -> None:
 
 
 def read(path: Path) -> LaunchRecord | None:
-    """The record, or None when it is missing or makes no sense: what it described is then a stray."""
+    """The record, or None when it is missing or makes no sense: its VMM is then a stray."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb") as file:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths of one `$BOX_HOME`. `home` is absolute; `runtime` is the instance's own runtime directory."""
+    """Paths of one `$BOX_HOME`. `home` is absolute; `runtime` is the instance's own runtime
+    directory.
+    """
 
     home: Path
     runtime: Path
@@ -60,7 +62,9 @@ class Layout:
 
     @property
     def set_aside(self) -> Path:
-        """Disks of deleted sandboxes, each in a folder named for the sandbox and the moment it was deleted."""
+        """Disks of deleted sandboxes, each in a folder named for the sandbox and the moment it was
+        deleted.
+        """
         return self.home / "disks" / ".deleted"
 
     def disks(self, name: str) -> Path:

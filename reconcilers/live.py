@@ -1,4 +1,5 @@
-"""What the controller holds in memory of one running VM: its channel and the tasks that read from it.
+"""What the controller holds in memory of one running VM: its channel and the tasks that read from
+it.
 
 All of it can be lost at any moment and is built again from the launch record; it must hold nothing
 that decides.

@@ -55,7 +55,8 @@ class Start:
 
 
 async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
-    """Launch the VMM; returns its record and the read end of its standard error, both the caller's to keep.
+    """Launch the VMM; returns its record and the read end of its standard error, both the caller's
+    to keep.
 
     Raises ConfinementError naming the layer, or HostError. Nothing of the attempt is left running.
     """
@@ -160,7 +161,9 @@ async def wait_dead(pid: int, start_time: int, timeout: float) -> bool:
 
 
 def reap(pid: int) -> str:
-    """Collect an ended child and say how it ended; an adopted VMM is no child, its status is unknown."""
+    """Collect an ended child and say how it ended; an adopted VMM is no child, its status is
+    unknown.
+    """
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -203,5 +206,5 @@ def make_private_directory(path: Path) -> None:
 
 
 def remove_runtime(layout: Layout, name: str) -> None:
-    """Remove a sandbox's runtime directory; it holds only sockets and the launch record, all ours."""
+    """Remove a sandbox's runtime directory; it holds only sockets and the record."""
     shutil.rmtree(layout.sandbox_runtime(name), ignore_errors=False)

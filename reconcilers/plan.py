@@ -17,7 +17,9 @@ from specs.conditions import ConditionType, Reason
 
 @dataclass(frozen=True)
 class Blocked:
-    """Why nothing more can be done until something outside changes: the condition and reason to report."""
+    """Why nothing more can be done until something outside changes: the condition and reason to
+    report.
+    """
 
     condition: ConditionType
     reason: Reason
@@ -26,7 +28,9 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Desired:
-    """What one sandbox should be. `box` is None when it should be gone; `key` names the launch settings wanted."""
+    """What one sandbox should be. `box` is None when it should be gone; `key` names the launch
+    settings wanted.
+    """
 
     box: Boxfile | None
     key: str = ""
@@ -120,7 +124,7 @@ def _data(box: Boxfile, observed: Observed) -> tuple[list[Step], Blocked | None]
             return [], Blocked(
                 ConditionType.DataReady,
                 Reason.DiskLost,
-                "its data disk is gone; put it back under disks/, or `box delete` the sandbox to start afresh",
+                "its data disk is gone; put it back under disks/, or delete the sandbox to start afresh",
             )
         return [steps.CreateDisk("data", f"{wanted} MiB", "absent", size_mib=wanted)], None
     found: list[Step] = []

@@ -22,7 +22,8 @@ _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
 def run(argv: Sequence[str], *, timeout: float = 60.0, cwd: Path | None = None) -> str:
-    """Run a program to its end with no inherited descriptor; return what it printed (stdout and stderr).
+    """Run a program to its end with no inherited descriptor; return what it printed (stdout and
+    stderr).
 
     Raises CommandError when it fails or takes longer than `timeout` seconds, HostError when it is
     not installed.

@@ -40,7 +40,9 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def alive(pid: int, start_time: int) -> Stat | None:
-    """The process's state if this very process still runs; None when it ended or the PID is another's by now."""
+    """The process's state if this very process still runs; None when it ended or the PID is
+    another's by now.
+    """
     stat = read_stat(pid) if pid > 0 else None
     if stat is None or stat.dead or stat.start_time != start_time:
         return None

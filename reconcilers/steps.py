@@ -1,4 +1,5 @@
-"""The steps a plan is made of: small frozen values that describe themselves and say how they are undone.
+"""The steps a plan is made of: small frozen values that describe themselves and say how they are
+undone.
 
 They only say what is to be done; `act.py` does it. Each is idempotent, so a pass that died half-way
 is simply planned again. `field`, `desired` and `observed` are the difference that called for the
@@ -14,7 +15,9 @@ from specs.reading import Reading
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do. A `consequence` follows from another step of the same plan and is no drift of its own."""
+    """One thing to do. A `consequence` follows from another step of the same plan and is no drift
+    of its own.
+    """
 
     field: str
     desired: str
@@ -26,7 +29,9 @@ class Step:
         raise NotImplementedError
 
     def undo(self) -> Step | None:
-        """The step that takes this one back when a later step of the same pass fails, if it should be."""
+        """The step that takes this one back when a later step of the same pass fails, if it should
+        be.
+        """
         return None
 
 
