@@ -1,22 +1,38 @@
 """The control group of one sandbox, over cgroup v1 and v2 alike: create, limit, join, kill, remove.
 
 Every limit is read back after it was written: what the kernel rounded or ignored is an error, not a
-log line. It must never touch a group outside `box/` (its tests use their own names inside it).
+log line. It must never touch a group outside `box/`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from reconcilers.confinement import syscalls
+from reconcilers.confinement.cgrouptree import LIMITING, CgroupTree, host_tree
+from reconcilers.confinement.groupfiles import GroupV1, GroupV2
 from reconcilers.confinement.policy import Limits
+from specs.errors import ConfinementError, HostError
 from specs.names import HostNames
+
+PAGE = os.sysconf("SC_PAGESIZE")
+_BUSY_WAIT = 5.0  # seconds for a group to let go of processes that have just died
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
     """What the kernel says now. A limit that is not set is None. `oom_kills` counts since creation.
 
-    `memory_bytes` is the limit, `memory_used` what is charged now, both in bytes.
+    `memory_bytes` is the limit, `memory_used` what is charged now, both in bytes. `swap_bytes` is
+    how much swap is allowed beside it; None: no limit, or not counted when `swap_counted` is False.
     """
 
     memory_bytes: int | None
@@ -26,27 +42,244 @@ class GroupFacts:
     cpu_quota_us: int | None
     cpu_period_us: int
     oom_kills: int
+    swap_counted: bool
+    swap_bytes: int | None
+    frozen: bool
 
 
 class Cgroup:
     """The group of one sandbox in every hierarchy that holds a needed controller."""
 
-    def __init__(self, names: HostNames, tree: object | None = None) -> None:
+    def __init__(self, names: HostNames, tree: CgroupTree | None = None) -> None:
         self.names = names
+        self.tree = host_tree() if tree is None else tree
+        self._path = names.cgroup
+        self._by_controller = {
+            name: (at.version, f"{at.folder}/{self._path}")
+            for name, at in self.tree.controllers.items()
+        }
+        versions = {name: version for name, (version, _) in self._by_controller.items()}
+        self._v1 = GroupV1({n: path for n, (v, path) in self._by_controller.items() if v == 1})
+        self._v2 = GroupV2(f"{self.tree.unified}/{self._path}") if 2 in versions.values() else None
+        self._versions = versions
 
-    def exists(self) -> bool: ...
-    def create(self, limits: Limits) -> None: ...
-    def apply(self, limits: Limits) -> None: ...
-    def attach(self, pid: int) -> None: ...
-    def procs(self) -> list[int]: ...
-    def read(self) -> GroupFacts: ...
-    def kill(self, timeout: float = 5.0) -> None: ...
-    def remove(self) -> None: ...
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """This sandbox's group in each hierarchy, as a path."""
+        return tuple(f"{folder}/{self._path}" for folder in self.tree.folders())
+
+    def procs_files(self) -> tuple[str, ...]:
+        """What a process writes to in order to join."""
+        return tuple(f"{folder}/cgroup.procs" for folder in self.folders)
+
+    def exists(self) -> bool:
+        """Whether it is there in any hierarchy."""
+        return any(os.path.isdir(folder) for folder in self.folders)
+
+    def create(self, limits: Limits) -> None:
+        """Makes it in every hierarchy and limits it. Raises ConfinementError(layer="cgroup")."""
+        self.tree.check()
+        with self._explained("create"):
+            for mount in self.tree.folders():
+                self._make_while_others_remove(mount)
+        self.apply(limits)
+
+    def _make_while_others_remove(self, mount: str) -> None:
+        """The last sandbox to leave removes the folders above, perhaps just now."""
+        for _ in range(10):
+            with contextlib.suppress(FileNotFoundError):
+                return self._make(mount)
+        return self._make(mount)
+
+    def _make(self, mount: str) -> None:
+        place = Path(mount)
+        # a v2 child has only the controllers its parent passes on
+        passed_on = [name for name, version in self._versions.items() if version == 2]
+        for part in Path(self._path).parts:
+            if passed_on and mount == self.tree.unified:
+                (place / "cgroup.subtree_control").write_text(
+                    " ".join(f"+{name}" for name in passed_on)
+                )
+            place /= part
+            place.mkdir(mode=0o755, exist_ok=True)
+
+    def apply(self, limits: Limits) -> None:
+        """Sets every limit and reads each back. Raises ConfinementError(layer="cgroup")."""
+        with self._explained("limit"):
+            self._of("memory").set_memory(limits.memory_bytes)
+            self._of("pids").set_pids(limits.pids_max)
+            self._of("cpu").set_cpu(limits.cpu_quota_us, limits.cpu_period_us)
+            found = self.read()
+        wanted = {
+            # the kernel counts whole pages
+            "memory_bytes": limits.memory_bytes // PAGE * PAGE,
+            "pids_max": limits.pids_max,
+            "cpu_quota_us": limits.cpu_quota_us,
+            "cpu_period_us": limits.cpu_period_us,
+        }
+        if found.swap_counted:
+            wanted["swap_bytes"] = 0
+        for name, value in wanted.items():
+            if getattr(found, name) != value:
+                raise ConfinementError(
+                    f"the kernel keeps {name} at {getattr(found, name)} instead of {value}",
+                    layer="cgroup",
+                    where=self._path,
+                )
+
+    def attach(self, pid: int) -> None:
+        """Moves a process with all its threads into the group, in every hierarchy."""
+        with self._explained("join"):
+            for path in self.procs_files():
+                Path(path).write_text(str(pid))
+
+    def procs(self) -> list[int]:
+        """Processes in any of its hierarchies, sorted; empty when it does not exist."""
+        found: set[int] = set()
+        for folder in self.folders:
+            found.update(members(folder))
+        return sorted(found)
+
+    def read(self) -> GroupFacts:
+        """Raises FileNotFoundError when the group is gone."""
+        memory, pids = self._of("memory"), self._of("pids")
+        quota, period = self._of("cpu").cpu
+        return GroupFacts(
+            memory_bytes=memory.memory_limit,
+            memory_used=memory.memory_used,
+            pids_max=pids.pids_max,
+            pids_current=pids.pids_current,
+            cpu_quota_us=quota,
+            cpu_period_us=period,
+            oom_kills=memory.oom_kills,
+            swap_counted=memory.counts_swap,
+            swap_bytes=memory.swap_limit,
+            frozen=self._v1.frozen if "freezer" in self._by_controller else self._of("pids").frozen,
+        )
+
+    def _of(self, controller: str) -> GroupV1 | GroupV2:
+        if controller not in self._versions:
+            self.tree.check()
+        if self._versions[controller] == 2 and self._v2 is not None:
+            return self._v2
+        return self._v1
+
+    def kill(self, timeout: float = 5.0) -> None:
+        """Kills every process in the group and waits until it is empty.
+
+        Returns at once when there is nothing to kill. Raises HostError after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            # before looking for processes: one that is just forking is caught in the next round
+            self.freeze(True)
+            alive = self.procs()
+            for pid in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self._v2 is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._v2.kill()
+            self.freeze(False)  # on v1 a frozen process cannot even die
+            if not alive:
+                return
+            if time.monotonic() > deadline:
+                raise HostError(f"processes {alive} do not die", where=self._path)
+            time.sleep(0.002)
+
+    def freeze(self, frozen: bool) -> None:
+        """Stops or thaws everything in the group; nothing happens when it does not exist."""
+        with contextlib.suppress(FileNotFoundError):
+            if "freezer" in self._by_controller:
+                self._v1.freeze(frozen)
+            elif self._v2 is not None:
+                self._v2.freeze(frozen)
+
+    def remove(self) -> None:
+        """Removes it from every hierarchy, and the instance's group when it was the last one.
+
+        Raises HostError while processes are in it: kill first.
+        """
+        for folder in self.folders:
+            _remove_group(folder, self._path)
+            for parent in (Path(folder).parent, Path(folder).parent.parent):
+                with contextlib.suppress(OSError):  # others are in it
+                    parent.rmdir()
+
     def watch_oom(self) -> int:
         """A descriptor that becomes readable when the kernel killed for memory; the caller owns it,
         drains it with os.read(fd, 4096) and looks at `read().oom_kills`."""
+        version, folder = self._by_controller["memory"]
+        if version == 2:
+            # not poll(2): the file is readable at all times, and epoll would never sleep
+            return syscalls.inotify_watch(f"{folder}/memory.events", syscalls.IN_MODIFY)
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        control = -1
+        try:
+            control = os.open(f"{folder}/memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
+            # Documentation/admin-guide/cgroup-v1/memory.rst, 10. OOM Control
+            Path(folder, "cgroup.event_control").write_text(f"{event} {control}")
+        except OSError:
+            os.close(event)
+            raise
+        finally:
+            if control >= 0:
+                os.close(control)
+        return event
+
+    @contextmanager
+    def _explained(self, act: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            named = os.fsdecode(error.filename or "")
+            guilty = [n for n in LIMITING if f"{n}." in named or f"/{n}/" in named]
+            which = f" (controller {', '.join(guilty)})" if guilty else ""
+            fix = ""
+            if error.errno == errno.EROFS:
+                fix = (
+                    "the cgroup file system is mounted read-only: remount it or leave the container"
+                )
+            raise ConfinementError(
+                f"cannot {act} the control group{which}: {named or self._path}: {error.strerror}",
+                layer="cgroup",
+                where=self._path,
+                fix=fix,
+            ) from error
 
 
-def list_sandboxes(instance: str) -> tuple[str, ...]:
+def members(folder: str, file: str = "cgroup.procs") -> list[int]:
+    """Processes in one group (threads, from the v1 file `tasks`); empty when it is gone."""
+    try:
+        with open(f"{folder}/{file}", "rb") as opened:
+            return [int(number) for number in opened.read().split()]
+    except (FileNotFoundError, ProcessLookupError):  # ENODEV: removed while it was open
+        return []
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return []
+        raise
+
+
+def list_sandboxes(instance: str, tree: CgroupTree | None = None) -> tuple[str, ...]:
     """Names of this instance's sandboxes that have a group in any hierarchy, sorted."""
-    raise NotImplementedError
+    parent = Path(HostNames(instance, "x").cgroup).parent
+    found: set[str] = set()
+    for mount in (host_tree() if tree is None else tree).folders():
+        with contextlib.suppress(FileNotFoundError):
+            found.update(each.name for each in (Path(mount) / parent).iterdir() if each.is_dir())
+    return tuple(sorted(found))
+
+
+def _remove_group(folder: str, shown: str) -> None:
+    deadline = time.monotonic() + _BUSY_WAIT
+    while True:
+        try:
+            os.rmdir(folder)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or members(folder) or time.monotonic() > deadline:
+                raise HostError(f"cannot remove {folder}: {error.strerror}", where=shown) from error
+            time.sleep(0.002)  # a killed process leaves its group a moment after its parent hears

@@ -6,13 +6,28 @@ must leave nothing behind when it raises: no process, nothing in the cgroup, no 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import stat
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import NoReturn
 
+from reconcilers.confinement import atlaunch, procfile
+from reconcilers.confinement.cgroup import Cgroup
+from reconcilers.confinement.document import Bind, Document
+from reconcilers.confinement.following import Follower
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.rootview import RootFile
+from specs.errors import ConfinementError
 from specs.names import HostNames
 from specs.reading import Reading
+
+TIMEOUT = 20.0  # seconds; a launch takes about 0.1
+_NULL_DEVICE = os.makedev(1, 3)  # Documentation/admin-guide/devices.txt
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +70,105 @@ async def launch(request: LaunchRequest, *, root_files: Sequence[RootFile]) -> L
 
     Raises ConfinementError whose `layer` is the entry of `launch.ORDER` that failed.
     """
-    raise NotImplementedError
+    return await asyncio.to_thread(launch_blocking, request, root_files=root_files)
+
+
+def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -> Launched:
+    """`launch` for callers without an event loop."""
+    begun = time.monotonic()
+    group = Cgroup(request.names)
+    binds = _binds(request, root_files)
+    _check_numbers(request)
+    if not group.exists():
+        _refuse("cgroup", f"the group {request.names.cgroup} does not exist")
+    if holding := group.procs():
+        _refuse("cgroup", f"the group {request.names.cgroup} already holds {holding}")
+    with ExitStack() as opened:
+        null = _null_device()
+        opened.callback(os.close, null)
+        follower = Follower(opened)
+        document = Document(
+            argv=request.argv,
+            uid=request.confinement.uid,
+            gid=request.confinement.gid,
+            kvm=request.confinement.kvm,
+            cgroup_procs=group.procs_files(),
+            binds=binds,
+            descriptors=(
+                (0, null),
+                (1, request.stderr_fd),
+                (2, request.stderr_fd),
+                *sorted(request.descriptors.items()),
+            ),
+            rlimits=request.confinement.rlimits,
+            seccomp=request.confinement.seccomp.blob.hex(),
+            status=follower.status_end,
+            go=follower.go_end,
+        )
+        held = atlaunch.held_files(document.descriptors)
+        ended = follower.follow(document, time.monotonic() + TIMEOUT, group.procs)
+    exe = _verify(ended.pid, ended.pidfd, request.argv[0])
+    return Launched(
+        pid=ended.pid,
+        pidfd=ended.pidfd,
+        start_time=ended.start_time,
+        exe=exe,
+        at_launch=atlaunch.readings(ended.ready, binds, held, exe, kvm=document.kvm),
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _binds(request: LaunchRequest, root_files: Sequence[RootFile]) -> tuple[Bind, ...]:
+    binds = [Bind(each.inside, each.host, -1, each.executable) for each in root_files]
+    binds += [Bind(inside, "", source, False) for inside, source in request.binds.items()]
+    seen: set[str] = set()
+    for bind in binds:
+        if not bind.inside.startswith("/") or os.path.normpath(bind.inside) != bind.inside:
+            _refuse("root", f"not an absolute, plain path: {bind.inside!r}")
+        if bind.inside in seen or bind.inside == "/dev/kvm":
+            _refuse("root", f"two files for one path: {bind.inside}")
+        seen.add(bind.inside)
+    if request.argv[0] not in seen:
+        _refuse("root", f"the binary {request.argv[0]!r} is not among the files of the root")
+    return tuple(binds)
+
+
+def _check_numbers(request: LaunchRequest) -> None:
+    for number in request.descriptors:
+        if number < 3:
+            _refuse("descriptors", f"{number} is taken by stdin, stdout or stderr")
+    if request.confinement.uid == 0 or request.confinement.gid == 0:
+        _refuse("identity", "a VMM never runs with host identity 0")
+
+
+def _null_device() -> int:
+    """/dev/null itself. In a container image the name may be a link to anything."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        descriptor = os.open("/dev/null", flags)
+    except OSError as error:
+        _refuse("descriptors", f"/dev/null cannot be opened: {error.strerror}")
+    found = os.fstat(descriptor)
+    if not stat.S_ISCHR(found.st_mode) or found.st_rdev != _NULL_DEVICE:
+        os.close(descriptor)
+        _refuse("descriptors", "/dev/null is not the null device")
+    return descriptor
+
+
+def _verify(pid: int, pidfd: int, binary: str) -> tuple[int, int]:
+    """The binary is what runs. One that ended meanwhile is the caller's to see on the pidfd."""
+    wanted = procfile.identity_of(binary)
+    try:
+        running = procfile.identity_of(f"/proc/{pid}/exe")
+    except (FileNotFoundError, ProcessLookupError):
+        return wanted
+    if running != wanted:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
+        os.close(pidfd)
+        _refuse("exec", f"the process runs another file than {binary}")
+    return running
+
+
+def _refuse(layer: str, message: str) -> NoReturn:
+    raise ConfinementError(message, layer=layer, where=f"jail layer {layer}")

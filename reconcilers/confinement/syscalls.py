@@ -48,7 +48,8 @@ PTRACE_SECCOMP_GET_FILTER = 0x420C
 # --- inotify(7) ---
 IN_MODIFY = 0x2
 
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_IS_SET, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 1, 4
+_PR_SET_SECUREBITS = 28
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_SET_MODE_FILTER = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _BPF_INSTRUCTION = 8  # sizeof(struct sock_filter)
@@ -130,9 +131,9 @@ def move_mount(tree: int, target: int, *, path: str | None = None) -> None:
 
 
 def mount_setattr(descriptor: int, attributes: int) -> None:
-    """Sets MOUNT_ATTR_* on the mount whose root is behind `descriptor`."""
+    """Makes the mount whose root is behind `descriptor` private and sets MOUNT_ATTR_* on it."""
     # struct mount_attr { __u64 attr_set, attr_clr, propagation, userns_fd; }
-    block = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
+    block = (ctypes.c_uint64 * 4)(attributes, 0, MS_PRIVATE, 0)
     size = ctypes.sizeof(block)
     _call("mount_setattr", descriptor, b"", AT_EMPTY_PATH, ctypes.byref(block), size)
 
@@ -172,6 +173,11 @@ def close_range(first: int, last: int) -> None:
     )
 
 
+def set_securebits(bits: int) -> None:
+    """For the bits python-prctl does not know (SECBIT_NO_CAP_AMBIENT_RAISE and its lock)."""
+    _check(_libc.prctl(_PR_SET_SECUREBITS, bits, 0, 0, 0), f"PR_SET_SECUREBITS({bits:#x})")
+
+
 def ambient_clear() -> None:
     _check(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "PR_CAP_AMBIENT")
 
@@ -187,7 +193,7 @@ def capget() -> tuple[int, int, int]:
 class _Program(ctypes.Structure):
     """struct sock_fprog of bpf."""
 
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]  # noqa: RUF012
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
 def seccomp_load(program: bytes) -> None:

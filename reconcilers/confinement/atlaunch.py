@@ -1,0 +1,76 @@
+"""The readings that only the launch can give, because /proc shows them to nobody later.
+
+Made once per VMM, kept in its launch record, looked up by readback. It must not read the host
+beyond the descriptors of the launch itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from reconcilers.confinement import procfile
+from reconcilers.confinement.document import Bind
+from reconcilers.confinement.securebits import SECUREBITS
+from specs.reading import Reading
+
+SECUREBITS_KEY = ("securebits", "securebits")
+PDEATHSIG_KEY = ("session", "death signal")
+LANDLOCK_KEY = ("landlock", "rules")
+MOUNTS_KEY = ("root", "mounts")
+FILES_KEY = ("descriptors", "files")
+BINARY_KEY = ("exec", "binary")
+KEYS = (SECUREBITS_KEY, PDEATHSIG_KEY, LANDLOCK_KEY, MOUNTS_KEY, FILES_KEY, BINARY_KEY)
+
+
+def held_files(descriptors: Iterable[tuple[int, int]]) -> str:
+    """The regular files and devices among them: "file 8:1:77, device 1:3", sorted."""
+    kinds = {procfile.file_kind(os.fstat(outside)) for _, outside in descriptors}
+    return ", ".join(f"{kind} {at}" for kind, at in sorted(kinds) if kind in ("file", "device"))
+
+
+def mount_table(binds: Iterable[Bind], *, kvm: bool) -> str:
+    """What the VMM's /proc/PID/mountinfo must show, as a digest of paths and flags."""
+    rows = [(bind.inside, "ro,nosuid,nodev" + ("" if bind.executable else ",noexec"))
+            for bind in binds]  # fmt: skip
+    rows.append(("/", "ro,nosuid,nodev,noexec"))
+    if kvm:
+        rows.append(("/dev", "ro,nosuid,noexec"))
+    return digest_of_mounts(rows)
+
+
+def digest_of_mounts(rows: Sequence[tuple[str, str]]) -> str:
+    """(mount point, flags) in any order -> "57 mounts, sha256 0123456789abcdef"."""
+    text = "\n".join(f"{path} {flags}" for path, flags in sorted(rows))
+    return f"{len(rows)} mounts, sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def readings(
+    ready: Mapping[str, object],
+    binds: Iterable[Bind],
+    held: str,
+    exe: tuple[int, int],
+    *,
+    kvm: bool,
+) -> tuple[Reading, ...]:
+    """One reading per entry of KEYS; `ready` is what the launcher reported just before execve."""
+    mounts = mount_table(binds, kvm=kvm)
+    binary = f"{exe[0]}:{exe[1]}"
+    bits = int(str(ready["securebits"]))
+    signal = str(ready["pdeathsig"])
+    landlock = str(ready["landlock"])
+    asked = "the launcher's prctl, just before execve"
+    return (
+        _reading(SECUREBITS_KEY, f"{SECUREBITS:#x}", f"{bits:#x}", asked),
+        _reading(PDEATHSIG_KEY, "0", signal, asked),
+        _reading(LANDLOCK_KEY, landlock, landlock, "landlock_restrict_self in the launcher"),
+        _reading(MOUNTS_KEY, mounts, mounts, "the launch document"),
+        _reading(FILES_KEY, held, held, "the launch document"),
+        _reading(BINARY_KEY, binary, binary, "/proc/PID/exe after execve"),
+    )
+
+
+def _reading(key: tuple[str, str], want: str, got: str, source: str) -> Reading:
+    layer, item = key
+    return Reading(layer, item, want, got, want == got, source, "at launch", "replace")

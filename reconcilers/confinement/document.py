@@ -1,0 +1,51 @@
+"""What the caller tells the launcher: one JSON document, the same value on both sides.
+
+Numbers, paths and descriptor numbers only, so that the launcher needs no model library. It must not
+check policy: what is in it was decided by whoever made it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+
+class Bind(NamedTuple):
+    """A file in the jail root: from `descriptor` when that is not negative, else from `host`."""
+
+    inside: str
+    host: str
+    descriptor: int
+    executable: bool
+
+
+class Document(NamedTuple):
+    """One launch. Descriptors are numbers in the launcher; `descriptors` maps inside to launcher.
+
+    `status` is the pipe for the report, `go` the pipe whose bytes let launcher and VMM proceed.
+    """
+
+    argv: tuple[str, ...]
+    uid: int
+    gid: int
+    kvm: bool
+    cgroup_procs: tuple[str, ...]
+    binds: tuple[Bind, ...]
+    descriptors: tuple[tuple[int, int], ...]
+    rlimits: tuple[tuple[str, int, int], ...]
+    seccomp: str
+    status: int
+    go: int
+
+    def to_json(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Document:
+        plain = json.loads(data)
+        plain["argv"] = tuple(plain["argv"])
+        plain["cgroup_procs"] = tuple(plain["cgroup_procs"])
+        plain["binds"] = tuple(Bind(*each) for each in plain["binds"])
+        plain["descriptors"] = tuple((inside, outside) for inside, outside in plain["descriptors"])
+        plain["rlimits"] = tuple((name, soft, hard) for name, soft, hard in plain["rlimits"])
+        return cls(**plain)

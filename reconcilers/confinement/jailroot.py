@@ -1,0 +1,135 @@
+"""Layers of the launcher that give the VMM its namespaces and a root file system of its own.
+
+Part of the launcher process: standard library and our system calls only. A bind never follows a
+symbolic link: sources are opened by descriptor with RESOLVE_NO_SYMLINKS before the namespaces are
+left, targets are made new in an empty tmpfs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from reconcilers.confinement import syscalls
+from reconcilers.confinement.document import Bind, Document
+
+STAGE = "/run"  # any existing directory; the new root covers it in our own mount namespace only
+HOSTNAME = "box"
+KVM_DEVICE = os.makedev(10, 232)  # Documentation/admin-guide/devices.txt
+NAMESPACES = (
+    syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWPID
+    | syscalls.CLONE_NEWNET
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+    | syscalls.CLONE_NEWCGROUP
+)
+READ_ONLY = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
+NO_EXEC = syscalls.MOUNT_ATTR_NOEXEC
+
+
+def join_cgroups(document: Document) -> None:
+    """First of all, so that everything the launcher does is charged and limited."""
+    for path in document.cgroup_procs:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.write(descriptor, b"0")  # cgroups(7): the writing process itself
+        finally:
+            os.close(descriptor)
+
+
+def clone_binds(document: Document) -> list[tuple[Bind, int]]:
+    """A detached, read-only mount of every file of the jail root.
+
+    Before the mount namespace is left: afterwards the mounts behind the caller's descriptors are
+    foreign, and the kernel refuses to copy a foreign mount.
+    """
+    return [(bind, _clone(bind)) for bind in document.binds]
+
+
+def _clone(bind: Bind) -> int:
+    source = bind.descriptor
+    if source < 0:
+        resolve = syscalls.RESOLVE_NO_SYMLINKS
+        source = syscalls.openat2(-100, bind.host, os.O_PATH, resolve)  # AT_FDCWD
+    try:
+        shown = bind.host or bind.inside
+        if not stat.S_ISREG(os.fstat(source).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", shown)
+        tree = syscalls.open_tree(source)
+    finally:
+        if bind.descriptor < 0:
+            os.close(source)
+    syscalls.mount_setattr(tree, READ_ONLY if bind.executable else READ_ONLY | NO_EXEC)
+    return tree
+
+
+def leave_namespaces() -> None:
+    """The pid namespace takes the next child; everything else takes this process at once.
+
+    After the cgroups were joined, so that the cgroup namespace begins at the sandbox's own group.
+    """
+    syscalls.unshare(NAMESPACES)
+    syscalls.sethostname(HOSTNAME)  # the UTS namespace starts with a copy of the host's name
+
+
+def stop_propagation() -> None:
+    """No mount made here reaches the host, and none made there later reaches the jail."""
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+
+
+def build_root(document: Document, trees: list[tuple[Bind, int]]) -> None:
+    """An empty tmpfs, filled with the binds and, when asked for, a /dev with the KVM node alone."""
+    os.umask(0o022)
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    inodes = 16 + 8 * len(trees)  # tmpfs(5): each directory and bind target is one
+    syscalls.mount("box", STAGE, "tmpfs", flags, f"mode=0755,size=64k,nr_inodes={inodes}")
+    for bind, tree in trees:
+        target = STAGE + bind.inside
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        create = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(target, create, 0o444)
+        syscalls.move_mount(tree, descriptor, path=bind.inside)
+        os.close(descriptor)
+        os.close(tree)
+    if document.kvm:
+        _add_kvm_node(document)
+
+
+def _add_kvm_node(document: Document) -> None:
+    """A node of its own: the host's belongs to root or to a group that the VMM is not in."""
+    directory = STAGE + "/dev"
+    os.mkdir(directory, 0o755)
+    # the only mount without nodev, and it holds nothing else
+    flags = syscalls.MS_NOSUID | syscalls.MS_NOEXEC
+    syscalls.mount("box-dev", directory, "tmpfs", flags, "mode=0755,size=4k,nr_inodes=4")
+    os.mknod(directory + "/kvm", 0o600 | stat.S_IFCHR, KVM_DEVICE)
+    os.chown(directory + "/kvm", document.uid, document.gid)
+    with _opened(directory) as descriptor:
+        syscalls.mount_setattr(descriptor, syscalls.MOUNT_ATTR_RDONLY)
+
+
+def enter_root() -> None:
+    """The old root is stacked under the new one, then detached with all that is mounted in it."""
+    os.chdir(STAGE)
+    syscalls.pivot_root(".", ".")  # pivot_root(2), "pivot_root(., .)"
+    syscalls.umount2(".", syscalls.MNT_DETACH)
+    os.chdir("/")
+    with _opened("/") as descriptor:
+        syscalls.mount_setattr(descriptor, READ_ONLY | NO_EXEC)
+
+
+class _opened:
+    """A directory descriptor for the time of a `with`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> int:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags)
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,152 @@
+"""The jail launcher: one fresh single-threaded process that confines itself and becomes the VMM.
+
+Started by `start.py` with `python -I -S`. It applies every layer of ORDER, stops at the first that
+fails and says which. The process is never reused: what it gave up cannot be taken back. It must
+import nothing beyond the standard library, python-prctl and its siblings document, jailroot,
+jailrights and syscalls; after the root is entered nothing can be imported at all.
+
+The report is a line of JSON per event on the status pipe, which a successful exec closes:
+{"layer": NAME} before each layer, {"pid": N} from the launcher, {"ready": {...}} just before
+execve, {"failed": NAME, "errno": N, "error": TEXT}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from reconcilers.confinement import jailrights, jailroot
+from reconcilers.confinement.document import Bind, Document
+
+
+class Launch:
+    """What one layer leaves for a later one. A method per layer; ORDER says in which sequence."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.status = document.status
+        self.trees: list[tuple[Bind, int]] = []
+        self.ready: dict[str, int | str] = {}
+
+    def say(self, event: dict[str, object]) -> None:
+        os.write(self.status, json.dumps(event).encode() + b"\n")
+
+    def cgroup(self) -> None:
+        jailroot.join_cgroups(self.document)
+
+    def binds(self) -> None:
+        self.trees = jailroot.clone_binds(self.document)
+
+    def namespaces(self) -> None:
+        jailroot.leave_namespaces()
+
+    def propagation(self) -> None:
+        jailroot.stop_propagation()
+
+    def root(self) -> None:
+        jailroot.build_root(self.document, self.trees)
+
+    def first_process(self) -> None:
+        """The child is PID 1 of the new namespace; the parent reports it and ends.
+
+        Neither goes on before the caller holds a pidfd: until then the parent is alive and does not
+        wait, so the number cannot be reused; and should the caller die, both see the end of the go
+        pipe and end too.
+        """
+        child = os.fork()
+        if child:
+            self.say({"pid": child})
+            os.read(self.document.go, 1)
+            os._exit(0)
+        if os.read(self.document.go, 1) != b"g":
+            os._exit(1)
+
+    def session(self) -> None:
+        jailrights.new_session()
+
+    def pivot(self) -> None:
+        jailroot.enter_root()
+
+    def descriptors(self) -> None:
+        self.status = jailrights.take_descriptors(self.document, self.status)
+
+    def signals(self) -> None:
+        jailrights.reset_signals()
+
+    def rlimits(self) -> None:
+        jailrights.limit_resources(self.document)
+
+    def securebits(self) -> None:
+        jailrights.lock_securebits()
+
+    def bounding_set(self) -> None:
+        jailrights.empty_bounding_set()
+
+    def identity(self) -> None:
+        jailrights.change_identity(self.document)
+
+    def capabilities(self) -> None:
+        jailrights.drop_capabilities()
+
+    def no_new_privs(self) -> None:
+        jailrights.forbid_new_privileges()
+
+    def landlock(self) -> None:
+        self.ready["landlock"] = jailrights.restrict_with_landlock(self.document)
+
+    def seccomp(self) -> None:
+        self.ready.update(jailrights.readings())
+        jailrights.load_seccomp(self.document)
+
+    def exec(self) -> None:
+        self.say({"ready": self.ready})
+        os.execve(self.document.argv[0], self.document.argv, {})
+
+
+# docs/confinement.md quotes this list and a test compares the two
+ORDER: tuple[tuple[str, Callable[[Launch], None]], ...] = (
+    ("cgroup", Launch.cgroup),
+    ("binds", Launch.binds),
+    ("namespaces", Launch.namespaces),
+    ("propagation", Launch.propagation),
+    ("root", Launch.root),
+    ("first process", Launch.first_process),
+    ("session", Launch.session),
+    ("pivot", Launch.pivot),
+    ("descriptors", Launch.descriptors),
+    ("signals", Launch.signals),
+    ("rlimits", Launch.rlimits),
+    ("securebits", Launch.securebits),
+    ("bounding set", Launch.bounding_set),
+    ("identity", Launch.identity),
+    ("capabilities", Launch.capabilities),
+    ("no_new_privs", Launch.no_new_privs),
+    ("landlock", Launch.landlock),
+    ("seccomp", Launch.seccomp),
+    ("exec", Launch.exec),
+)
+
+
+def run(document: Document) -> NoReturn:
+    """Applies every layer; returns only by becoming the VMM or by ending the process."""
+    launch = Launch(document)
+    name = ORDER[0][0]
+    try:
+        for name, layer in ORDER:
+            launch.say({"layer": name})
+            layer(launch)
+    except BaseException as error:  # the caller must hear of anything, and nothing may go on
+        number = getattr(error, "errno", None) or 0
+        launch.say({"failed": name, "errno": number, "error": str(error)})
+    os._exit(1)
+
+
+def main() -> NoReturn:
+    """Reads the document from the descriptor named by the last argument."""
+    descriptor = int(sys.argv[-1])
+    with os.fdopen(descriptor, "rb") as file:
+        document = Document.from_json(file.read())
+    run(document)
