@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    StringConstraints,
+    model_validator,
+)
 
 from specs.document import Document
 from specs.errors import InvalidBoxfile
@@ -16,8 +24,9 @@ from specs.tomltext import parse_toml
 from specs.validate import in_order, judge
 
 Path = Annotated[StrictStr, StringConstraints(pattern=r"^/[^\x00-\x1f]*$", max_length=4096)]
-# user ids end below 2**32 - 2: setresuid(2) reads -1 as "leave as it is"
-Id = Annotated[StrictInt, Field(ge=1, le=4_294_967_293)]
+# setresuid(2) reads 2**32 - 1 as "leave as it is"; the one below is kept free as well
+ID_MAX = 4_294_967_293
+Id = Annotated[StrictInt, Field(ge=1, le=ID_MAX)]
 
 
 class Config(BaseModel):
@@ -38,6 +47,15 @@ class Config(BaseModel):
         None, description="The unprivileged identity of root's standard sandboxes."
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _ranges_fit(self) -> Config:
+        last = self.uid_first + self.uid_count - 1
+        if last > ID_MAX:
+            raise ValueError(f"uid_first + uid_count ends at {last}, beyond {ID_MAX}")
+        if self.standard_uid is not None and self.uid_first <= self.standard_uid <= last:
+            raise ValueError("standard_uid lies in the range of the strict sandboxes")
+        return self
 
 
 def parse_config(data: bytes, file: str) -> Config:

@@ -1,0 +1,55 @@
+"""Generators of Boxfiles that are valid and use only what is built."""
+
+from __future__ import annotations
+
+import string
+
+from hypothesis import strategies as st
+
+from specs.boxfile import DATA_MIB_MAX, RAM_MIB_MAX, TIMEOUT_MAX, Boxfile, Data
+
+_NAME_ENDS = string.ascii_lowercase + string.digits
+
+names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)
+
+# Words that YAML readers are known to turn into something else, among all other text.
+trap_words = st.sampled_from(
+    ["no", "NO", "y", "on", "~", "null", "22:22", "0755", "1_000", "1.10", "1e3", ".inf", "0x1F"]
+    + ["", " ", "- a", "a: b", "# c", "{", "*a", "&a", "!!str", "<<", "'", '"', "\\", "---", "..."]
+    + ["\ufeff", "\u00a0x", "\u2028", "\x85", "\x1b[31m", "a\nb\n", "\t", "\U0001f600", "é", "="]
+)
+texts = st.one_of(
+    trap_words,
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
+)
+lines = texts.filter(str.isprintable)
+variables = st.text(
+    st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="="),
+    min_size=1,
+    max_size=20,
+)
+label_keys = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,20}", fullmatch=True)
+
+
+def boxfiles() -> st.SearchStrategy[Boxfile]:
+    """Any Boxfile that this version accepts."""
+    return st.builds(
+        Boxfile,
+        name=names,
+        state=st.sampled_from(["running", "stopped"]),
+        backend=st.sampled_from([None, "qemu"]),
+        accel=st.sampled_from(["auto", "kvm", "tcg"]),
+        isolation=st.sampled_from(["strict", "standard"]),
+        cpus=st.integers(1, 16),
+        ram_mib=st.integers(128, RAM_MIB_MAX),
+        readonly=st.booleans(),
+        timeout_seconds=st.integers(0, TIMEOUT_MAX),
+        env=st.dictionaries(variables, texts, max_size=4),
+        labels=st.dictionaries(label_keys, lines, max_size=4),
+        data=st.builds(
+            Data,
+            size_mib=st.integers(16, DATA_MIB_MAX),
+            on_delete=st.sampled_from(["keep", "erase"]),
+        ),
+        restart=st.sampled_from(["always", "never"]),
+    )
