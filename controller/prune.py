@@ -113,8 +113,8 @@ def decide(
         return Decision(
             held=missing,
             marked=missing,
-            reason=f"{len(burst)} of {total} Boxfiles vanished within {BURST_SECONDS:.0f} s; put the"
-            " files back, or confirm with box prune --confirm",
+            reason=f"{len(burst)} of {total} Boxfiles vanished within {BURST_SECONDS:.0f} s; put"
+            " the files back, or confirm with box prune --confirm",
         )
     ages = {name: now - recent_vanish.get(name, now) for name in missing}
     waiting = frozenset(name for name, age in ages.items() if age < SETTLE_SECONDS)

@@ -82,7 +82,8 @@ class Store:
             return []
         except OSError as error:
             raise files.read_error(self._layout.state, error) from error
-        return [e.removesuffix(SUFFIX) for e in entries if e.endswith(SUFFIX) and is_name(e)]
+        stems = [e.removesuffix(SUFFIX) for e in entries if e.endswith(SUFFIX)]
+        return [stem for stem in stems if is_name(stem)]
 
     def save(self, record: Record) -> bool:
         """Write the record if it differs from the file; True when something was written."""

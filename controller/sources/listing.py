@@ -70,15 +70,11 @@ def classify(filename: str) -> tuple[Kind, str]:
     if is_ignored(filename):
         return (Kind.SKIP, "")
     if filename.endswith(SOURCE_SUFFIXES):
-        name = name_from_filename(filename)
-        if name is not None:
-            return (Kind.FILE, name)
-        stem = filename.split(".", 1)[0]
+        name = name_from_filename(filename) or ""
         try:
-            check_name(stem)
+            return (Kind.FILE, check_name(name))
         except BadName as error:
-            return (Kind.BAD_NAME, error.message)
-        return (Kind.BAD_NAME, f'use "{stem}.box.yaml": a sandbox name has no dots')
+            return (Kind.BAD_NAME, f"{error.message}; {error.fix}")
     if is_name(filename):
         return (Kind.FOLDER, filename)
     if filename.endswith(FEEDER_SUFFIX) and is_name(filename.removesuffix(FEEDER_SUFFIX)):
