@@ -51,7 +51,7 @@ class _OomController(MemoryController):  # type: ignore[misc]
 class _Node:
     """What a cgroupspy controller needs of a node: where it is. Its own Node wants a whole tree."""
 
-    full_path: str
+    full_path: bytes
 
 
 class GroupV1:
@@ -59,7 +59,7 @@ class GroupV1:
 
     def __init__(self, folders: dict[str, str]) -> None:
         def controller(kind: Any, name: str) -> Any:
-            return kind(_Node(folders[name])) if name in folders else None
+            return kind(_Node(folders[name].encode())) if name in folders else None
 
         self._memory = controller(_OomController, "memory")
         self._pids = controller(_PidsController, "pids")

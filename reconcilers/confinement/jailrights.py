@@ -85,13 +85,17 @@ def lock_securebits() -> None:
 
 
 def empty_bounding_set() -> None:
+    """What is dropped here no exec can ever give back."""
+    prctl.capbset.limit()
     for capability in range(_CAPABILITIES_MAX):
         try:
-            prctl.capbset_drop(capability)
+            left = syscalls.capbset_read(capability)
         except OSError as error:
             if error.errno == errno.EINVAL and capability > 0:
                 return  # the kernel has no more of them
             raise
+        if left:  # a newer kernel's capability that python-prctl has no name for
+            raise OSError(errno.EPERM, f"capability {capability} stays in the bounding set")
 
 
 def change_identity(document: Document) -> None:

@@ -48,7 +48,7 @@ PTRACE_SECCOMP_GET_FILTER = 0x420C
 # --- inotify(7) ---
 IN_MODIFY = 0x2
 
-_PR_SET_SECUREBITS = 28
+_PR_SET_SECUREBITS, _PR_CAPBSET_READ = 28, 23
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECCOMP_SET_MODE_FILTER = 1
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -176,6 +176,11 @@ def close_range(first: int, last: int) -> None:
 def set_securebits(bits: int) -> None:
     """For the bits python-prctl does not know (SECBIT_NO_CAP_AMBIENT_RAISE and its lock)."""
     _check(_libc.prctl(_PR_SET_SECUREBITS, bits, 0, 0, 0), f"PR_SET_SECUREBITS({bits:#x})")
+
+
+def capbset_read(capability: int) -> int:
+    """1 while it is in the bounding set; OSError EINVAL for a number the kernel does not know."""
+    return _check(_libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0), "PR_CAPBSET_READ")
 
 
 def ambient_clear() -> None:
