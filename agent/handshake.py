@@ -1,4 +1,4 @@
-"""The first exchange on a connection: find the guest's answer behind whatever an earlier session left.
+"""The first exchange on a connection: find the guest's answer behind what an earlier one left.
 
 It must not start tasks or keep the connection: that is the client's work once hello is answered.
 """

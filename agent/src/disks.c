@@ -1,0 +1,133 @@
+#include "disks.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base.h"
+
+/* fs/ext4/ext4.h; not in the exported headers of every libc. Documentation/filesystems/ext4/about.rst. */
+#define EXT4_IOC_RESIZE_FS _IOW('f', 16, uint64_t)
+#define GROW_WAIT_MS 2000
+#define IMAGE "/image"
+/* One pool for the overlay, /tmp, /run and /dev/shm: together they may take half of the RAM, not half each. */
+#define RAM_OPTIONS "size=50%,mode=0755"
+
+static char data_device[32];
+
+static void close_directory(DIR **directory) {
+    if (*directory != NULL) closedir(*directory);
+}
+
+/* The block device with this virtio serial, as /dev/NAME. */
+static bool find_disk(const char *serial, char *path, size_t room) {
+    __attribute__((cleanup(close_directory))) DIR *blocks = opendir("/sys/block");
+    if (blocks == NULL) return false;
+    for (struct dirent *entry = readdir(blocks); entry != NULL; entry = readdir(blocks)) {
+        char file[320], found[32];
+        if (strncmp(entry->d_name, "vd", 2) != 0 || strlen(entry->d_name) > 16) continue;
+        text(file, sizeof file, "/sys/block/%s/serial", entry->d_name);
+        if (!file_text(file, found, sizeof found) || strcmp(found, serial) != 0) continue;
+        text(path, room, "/dev/%.16s", entry->d_name);
+        return true;
+    }
+    return false;
+}
+
+static bool failed(char *state, const char *what) {
+    text(state, STATE_SIZE, "failed: %s: %s", what, strerror(errno));
+    say("%s", state);
+    return false;
+}
+
+static bool mount_overlay(char *state) {
+    if (mkdir(RAM "/upper", 0755) != 0 || mkdir(RAM "/work", 0755) != 0) return failed(state, "folders for the overlay");
+    const char *options = "lowerdir=" IMAGE ",upperdir=" RAM "/upper,workdir=" RAM "/work";
+    if (mount("overlay", SYSROOT, "overlay", 0, options) != 0) return failed(state, "overlay");
+    text(state, STATE_SIZE, "overlay");
+    return true;
+}
+
+static bool mount_root(char *state, bool readonly) {
+    char device[32];
+    if (!find_disk("root", device, sizeof device)) {
+        text(state, STATE_SIZE, "failed: no disk with the serial \"root\"");
+        return false;
+    }
+    if (mount("ram", RAM, "tmpfs", MS_NOSUID | MS_NODEV, RAM_OPTIONS) != 0) return failed(state, "tmpfs");
+    const char *where = readonly ? SYSROOT : IMAGE;
+    if (mount(device, where, "squashfs", MS_RDONLY | MS_NODEV, NULL) != 0) return failed(state, "squashfs image");
+    if (!readonly) return mount_overlay(state);
+    text(state, STATE_SIZE, "readonly");
+    return true;
+}
+
+static bool mount_data(char *state) {
+    if (!find_disk("data", data_device, sizeof data_device)) {
+        text(state, STATE_SIZE, "none");
+        return false;
+    }
+    if (mkdir(DATA, 0755) != 0 && errno != EEXIST) return failed(state, "/data is missing in the image");
+    if (mount(data_device, DATA, "ext4", MS_NOSUID | MS_NODEV, NULL) != 0) return failed(state, "ext4 disk");
+    uint64_t bytes = 0;
+    int grown = data_grow(0, &bytes);
+    if (grown < 0) {
+        /* Still usable at its old size: say so instead of hiding the data. */
+        text(state, STATE_SIZE, "ext4 %llu, not grown: %s", (unsigned long long)bytes, strerror(-grown));
+    } else {
+        text(state, STATE_SIZE, "ext4 %llu", (unsigned long long)bytes);
+    }
+    return true;
+}
+
+void disks_mount(struct disks *disks, bool readonly) {
+    disks->root_ready = mount_root(disks->root, readonly);
+    if (!disks->root_ready) {
+        text(disks->data, STATE_SIZE, "failed: no root to mount it in");
+        return;
+    }
+    disks->data_ready = mount_data(disks->data);
+}
+
+static int device_bytes(uint64_t *bytes) {
+    AUTO_CLOSE int device = open(data_device, O_RDONLY | O_CLOEXEC);
+    if (device < 0 || ioctl(device, BLKGETSIZE64, bytes) != 0) return -errno;
+    return 0;
+}
+
+int data_grow(uint64_t want, uint64_t *bytes) {
+    AUTO_CLOSE int root = open(DATA, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct statfs facts;
+    if (root < 0 || fstatfs(root, &facts) != 0) return -errno;
+    uint64_t block = (uint64_t)facts.f_bsize, device = 0;
+    if (block == 0) return -EIO;
+    int64_t until = now_ms() + GROW_WAIT_MS;
+    for (;;) {
+        int result = device_bytes(&device);
+        if (result < 0) return result;
+        if (device >= want || now_ms() >= until) break;
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    }
+    *bytes = (uint64_t)facts.f_blocks * block;
+    uint64_t blocks = device / block;
+    /* The kernel takes the same number as "nothing to do" and refuses a smaller one; we never ask for less than there
+     * is: f_blocks leaves out the file system's own tables, so it is below the true count. */
+    if (blocks < (uint64_t)facts.f_blocks) return 0;
+    if (ioctl(root, EXT4_IOC_RESIZE_FS, &blocks) != 0) return -errno;
+    *bytes = blocks * block;
+    return device < want ? -ETIMEDOUT : 0;
+}
+
+int data_unmount(void) {
+    sync();
+    if (umount2(DATA, UMOUNT_NOFOLLOW) != 0 && errno != EINVAL && errno != ENOENT) return -errno;
+    return 0;
+}

@@ -1,0 +1,30 @@
+/* The two disks: root (a squashfs image, with an overlay in RAM unless read-only) and data (ext4). */
+#ifndef BOX_DISKS_H
+#define BOX_DISKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SYSROOT "/sysroot"
+#define RAM "/ram"
+#define DATA SYSROOT "/data"
+
+#define STATE_SIZE 160u
+
+struct disks {
+    bool root_ready;
+    bool data_ready;
+    char root[STATE_SIZE]; /* as told in HELLO_ACK */
+    char data[STATE_SIZE];
+};
+
+void disks_mount(struct disks *disks, bool readonly);
+
+/* Grows the mounted file system to its device, waiting up to 2 s for the device to have `want` bytes (0: do not wait).
+ * Gives the file system's size in bytes. Negative errno on failure. */
+int data_grow(uint64_t want, uint64_t *bytes);
+
+/* Syncs and unmounts /data. Negative errno when it is still in use. */
+int data_unmount(void);
+
+#endif

@@ -1,0 +1,50 @@
+/* The virtio-serial port: a byte buffer in each direction. It knows frames only as far as to write them. */
+#ifndef BOX_PORT_H
+#define BOX_PORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "frame.h"
+
+#define PORT_OUT_SIZE (8u * FRAME_MAX)
+/* Kept free for answers: data is taken from commands only while more than this is left. */
+#define PORT_RESERVE (4u * FRAME_MAX)
+
+struct port {
+    int fd;
+    int epoll; /* edge triggered, because a port without a host reports POLLHUP for as long as it lasts */
+    uint8_t in[FRAME_MAX];
+    size_t in_at, in_end;
+    uint8_t out[PORT_OUT_SIZE];
+    size_t out_at, out_end;
+};
+
+/* Finds the port by its name and opens it. False when there is none. */
+bool port_open(struct port *port);
+
+/* What happened to the port since the last call: has the host gone? */
+bool port_hung_up(struct port *port);
+
+/* Reads what is there if the last bytes were used up; false when nothing is. */
+bool port_fill(struct port *port);
+
+size_t port_room(const struct port *port);
+
+/* Queues bytes outside any frame, or a frame. Answers are small and PORT_RESERVE is theirs: they always fit, because
+ * requests are read only while it is free. */
+void port_raw(struct port *port, const void *data, size_t length);
+void port_frame(struct port *port, enum to_host type, uint32_t stream, const void *payload, size_t length);
+
+/* For data: room for up to FRAME_PAYLOAD_MAX bytes at the place where they will be sent from, then its frame. */
+uint8_t *port_data_begin(struct port *port);
+void port_data_end(struct port *port, enum to_host type, uint32_t stream, size_t length);
+
+/* Writes as much as the host takes without waiting. */
+void port_flush(struct port *port);
+
+/* Drops what was not sent: it belongs to a session that has ended. */
+void port_drop_output(struct port *port);
+
+#endif

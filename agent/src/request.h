@@ -1,0 +1,58 @@
+/* Bodies of requests, parsed in place: every pointer points into the body. Pure, for the same reason as frame.h. */
+#ifndef BOX_REQUEST_H
+#define BOX_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BODY_MAX (8u << 20)
+#define STRINGS_MAX 400000u
+#define TOKEN_SIZE 32u
+#define NONCE_SIZE 16u
+#define STDIN_WINDOW 65536u
+#define PROTOCOL_VERSION 1u
+
+enum request_kind {
+    REQUEST_PING = 1,
+    REQUEST_EXEC = 2,
+    REQUEST_READ = 3,
+    REQUEST_WRITE = 4,
+    REQUEST_RESIZE = 5,
+    REQUEST_CLOCK = 6,
+    REQUEST_RESEED = 7,
+    REQUEST_ROTATE = 8,
+    REQUEST_SHUTDOWN = 9,
+    REQUEST_STATS = 10,
+};
+
+struct hello {
+    const uint8_t *nonce;
+    uint16_t lowest, highest;
+    bool first;
+    const uint8_t *token;
+};
+
+/* What a command is, whether a program or one of the file operations. Strings end with a zero byte. */
+struct order {
+    enum request_kind kind;
+    uint32_t window[2];
+    /* EXEC */
+    uint32_t timeout_ms;
+    bool wants_stdin;
+    uint32_t argc, envc;
+    const char *cwd, *user;
+    const char *strings;  /* argc + envc of them, one behind the other */
+    size_t strings_size;
+    /* READ, WRITE */
+    const char *path;
+    uint32_t mode, uid, gid;
+    uint64_t size; /* WRITE: bytes to come; RESIZE: bytes of the device */
+};
+
+bool hello_parse(const uint8_t *payload, size_t length, struct hello *out);
+
+/* EXEC, READ, WRITE and RESIZE. False: malformed. */
+bool order_parse(enum request_kind kind, const uint8_t *body, size_t length, struct order *out);
+
+#endif
