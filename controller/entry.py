@@ -19,7 +19,7 @@ from specs.report import Failure
 DRIFT_KEPT = 20
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether the newest text of the Boxfile is in force, and if not, why."""
 

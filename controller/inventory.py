@@ -109,6 +109,7 @@ class Inventory:
             verdict = Verdict(False, Reason.Conflict, message)
         if verdict.ok or verdict.reason is Reason.Conflict:
             accepted = self._accept(entry, source, parsed.box)
+            entry.over_ceiling = False
         else:
             accepted = False
             self._still_allowed(name, entry, ceiling)

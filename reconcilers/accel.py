@@ -84,8 +84,10 @@ class KvmProbe:
 
     async def verdict(self, kernel_sha256: str, binary: Path) -> Verdict:
         """Whether KVM works for this kernel and VMM binary. A KVM that does not is no error."""
-        if not os.path.exists(KVM_DEVICE):
-            return Verdict(False, f"{KVM_DEVICE} does not exist")
+        try:
+            os.stat(KVM_DEVICE)
+        except OSError as error:
+            return Verdict(False, f"{KVM_DEVICE}: {error.strerror}")
         facts = os.stat(binary)
         parts = (kernel_sha256, facts.st_ino, facts.st_mtime_ns, facts.st_size, host_boot_id())
         key = hashlib.sha256(repr(parts).encode()).hexdigest()

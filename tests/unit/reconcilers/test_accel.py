@@ -1,0 +1,73 @@
+"""Which accelerator a Boxfile gets, and when it may not start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reconcilers.accel import KVM_DEVICE, KvmProbe, Verdict, choose, needs_probe
+from specs.boxfile import Accel, Boxfile, Isolation
+from specs.conditions import Reason
+from specs.errors import ChannelError
+
+WORKS, BROKEN = Verdict(True, "booted"), Verdict(False, "it does not boot")
+
+
+def box(accel: str, isolation: str) -> Boxfile:
+    return Boxfile(name="oak", accel=Accel(accel), isolation=Isolation(isolation))
+
+
+@pytest.mark.parametrize(
+    ("accel", "isolation", "kvm", "want", "refused", "reason"),
+    [
+        ("auto", "strict", WORKS, "kvm", False, Reason.HardwareVirtualization),
+        ("auto", "strict", BROKEN, "tcg", True, Reason.EmulationRefused),
+        ("auto", "standard", BROKEN, "tcg", False, Reason.SoftwareEmulation),
+        ("tcg", "strict", None, "tcg", False, Reason.SoftwareEmulation),
+        ("tcg", "strict", WORKS, "tcg", False, Reason.SoftwareEmulation),
+        ("kvm", "standard", BROKEN, "kvm", True, Reason.KvmNotUsable),
+        ("kvm", "strict", WORKS, "kvm", False, Reason.HardwareVirtualization),
+    ],
+)
+def test_choice(
+    accel: str, isolation: str, kvm: Verdict | None, want: str, refused: bool, reason: Reason
+) -> None:
+    choice = choose(box(accel, isolation), kvm)
+    assert (choice.accel, choice.refused, choice.reason) == (want, refused, reason)
+
+
+def test_emulation_needs_no_probe() -> None:
+    assert not needs_probe(box("tcg", "strict"))
+    assert needs_probe(box("auto", "standard"))
+
+
+@pytest.mark.skipif(not KVM_DEVICE.exists(), reason="no /dev/kvm to probe")
+async def test_a_verdict_is_remembered_until_the_kernel_changes(tmp_path: Path) -> None:
+    boots = 0
+
+    async def fails() -> None:
+        nonlocal boots
+        boots += 1
+        raise ChannelError("silent")
+
+    memory, binary = tmp_path / "probe.json", Path("/bin/sh")
+    first = await KvmProbe(memory, fails).verdict("kernel-1", binary)
+    again = await KvmProbe(memory, fails).verdict("kernel-1", binary)
+    assert not first.usable
+    assert "silent" in first.why
+    assert (again, boots) == (first, 1)
+    await KvmProbe(memory, fails).verdict("kernel-2", binary)
+    assert boots == 2
+
+
+@pytest.mark.skipif(not KVM_DEVICE.exists(), reason="no /dev/kvm to probe")
+async def test_a_garbled_memory_is_probed_again(tmp_path: Path) -> None:
+    async def works() -> None:
+        return None
+
+    memory = tmp_path / "probe.json"
+    memory.write_text("{")
+    assert (await KvmProbe(memory, works).verdict("k", Path("/bin/sh"))).usable
+    assert json.loads(memory.read_text())["usable"] is True

@@ -1,0 +1,186 @@
+"""The planner is pure, so what it does in each situation is a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconcilers import steps
+from reconcilers.facts import MIB, Disk, Guest, Image, Observed, Unknown, Vmm
+from reconcilers.plan import Desired, plan
+from specs.boxfile import Boxfile, Data, Restart, State
+from specs.conditions import Reason
+from specs.reading import Reading
+
+BOX = Boxfile(name="oak", data=Data(size_mib=64))
+KEY = "k" * 64
+WANT = Desired(BOX, KEY)
+DISK = Disk(Path("/d/base.raw"), "raw", 64 * MIB, 0, 0, 0o600, private=True)
+IMAGE = Image("d", "s", Path("/i"))
+
+
+def reading(mend: str, *, ok: bool = False) -> Reading:
+    assert mend in ("in place", "replace")
+    return Reading("cgroup", "memory", "1", "2", ok, "/f", "live", mend)  # type: ignore[arg-type]
+
+
+VMM = Vmm(10, 20, KEY, frozen=False, readings=(reading("in place", ok=True),))
+CONVERGED = Observed(
+    image=IMAGE,
+    uid=70000,
+    cgroup=True,
+    disk=DISK,
+    vmm=VMM,
+    guest=Guest("6.1", "b", 64 * MIB),
+    runtime=True,
+    had_disk=True,
+)
+
+
+def kinds(desired: Desired, observed: Observed) -> list[str]:
+    return [type(step).__name__ for step in plan(desired, observed).steps]
+
+
+def test_nothing_is_planned_for_a_converged_sandbox() -> None:
+    assert plan(WANT, CONVERGED).steps == ()
+
+
+def test_a_new_sandbox_gets_its_resources_in_order() -> None:
+    assert kinds(WANT, Observed()) == [
+        "BuildImage",
+        "ClaimIdentity",
+        "CreateCgroup",
+        "CreateDisk",
+        "LaunchVmm",
+        "ConnectGuest",
+    ]
+
+
+def test_a_dead_vmm_is_started_again_and_nothing_else_changes() -> None:
+    assert kinds(WANT, replace(CONVERGED, vmm=None, guest=None)) == ["LaunchVmm", "ConnectGuest"]
+
+
+def test_a_reading_that_can_change_in_place_is_mended_without_a_restart() -> None:
+    vmm = replace(VMM, readings=(reading("in place"),))
+    assert kinds(WANT, replace(CONVERGED, vmm=vmm)) == ["MendReadings"]
+
+
+def test_a_vmm_without_a_wall_is_killed_not_asked() -> None:
+    vmm = replace(VMM, readings=(reading("in place"), reading("replace")))
+    planned = plan(WANT, replace(CONVERGED, vmm=vmm)).steps
+    assert isinstance(planned[0], steps.StopVmm)
+    assert not planned[0].graceful
+    assert [type(s).__name__ for s in planned[1:]] == ["LaunchVmm", "ConnectGuest"]
+
+
+def test_changed_settings_replace_the_vmm_gracefully() -> None:
+    planned = plan(Desired(BOX, "other"), CONVERGED).steps
+    assert isinstance(planned[0], steps.StopVmm)
+    assert planned[0].graceful
+
+
+def test_a_frozen_vmm_is_thawed() -> None:
+    frozen = replace(CONVERGED, vmm=replace(VMM, frozen=True), guest=None)
+    assert kinds(WANT, frozen) == ["ThawVmm", "ConnectGuest"]
+
+
+def test_strays_are_killed_before_a_vmm_is_started() -> None:
+    planned = kinds(WANT, replace(CONVERGED, vmm=None, guest=None, strays=(99,)))
+    assert planned.index("KillStrays") < planned.index("LaunchVmm")
+
+
+def test_a_disk_that_was_made_and_is_gone_is_reported_not_remade() -> None:
+    made = plan(WANT, replace(CONVERGED, disk=None, vmm=None, guest=None))
+    assert made.steps == ()
+    assert made.blocked is not None
+    assert made.blocked.reason is Reason.DiskLost
+
+
+def test_a_disk_is_never_shrunk() -> None:
+    smaller = Desired(BOX.model_copy(update={"data": Data(size_mib=32)}), KEY)
+    made = plan(smaller, CONVERGED)
+    assert made.steps == ()
+    assert made.blocked is not None
+    assert made.blocked.reason is Reason.DiskShrinkRefused
+
+
+def test_a_disk_grows_under_a_running_vm() -> None:
+    larger = Desired(BOX.model_copy(update={"data": Data(size_mib=128)}), KEY)
+    assert kinds(larger, CONVERGED) == ["GrowDisk", "ResizeData"]
+
+
+def test_a_loose_disk_file_is_given_back_its_owner() -> None:
+    loose = replace(CONVERGED, disk=replace(DISK, uid=1000, private=False))
+    assert kinds(WANT, loose) == ["MendDisk"]
+
+
+def test_stopped_keeps_disk_and_identity() -> None:
+    stopped = Desired(BOX.model_copy(update={"state": State.stopped}))
+    assert kinds(stopped, CONVERGED) == ["StopVmm", "RemoveCgroup", "RemoveRuntime"]
+
+
+@pytest.mark.parametrize(
+    ("erase", "data_step"), [(True, ["EraseDisk"]), (False, ["SetDiskAside"]), (None, [])]
+)
+def test_a_deleted_sandbox_frees_everything(erase: bool | None, data_step: list[str]) -> None:
+    gone = Desired(None, erase=erase)
+    wanted = ["StopVmm", "RemoveCgroup", "RemoveRuntime", *data_step, "ReleaseIdentity"]
+    assert kinds(gone, CONVERGED) == wanted
+
+
+def test_restart_never_leaves_a_dead_vmm_dead() -> None:
+    box = BOX.model_copy(update={"restart": Restart.never})
+    dead = replace(CONVERGED, vmm=None, guest=None)
+    assert "LaunchVmm" not in kinds(Desired(box, KEY, suspended=True), dead)
+
+
+def test_a_guest_that_stays_silent_is_given_up() -> None:
+    silent = replace(CONVERGED, guest=None)
+    assert kinds(WANT, silent) == ["ConnectGuest"]
+    assert kinds(replace(WANT, give_up_guest=True), silent)[0] == "StopVmm"
+
+
+@pytest.mark.parametrize("field", ["image", "cgroup", "disk", "vmm"])
+@pytest.mark.parametrize("desired", [WANT, Desired(None, erase=True)])
+def test_what_is_unknown_is_never_acted_upon(field: str, desired: Desired) -> None:
+    unknown = replace(CONVERGED, **{field: Unknown("cannot be read")})
+    made = plan(desired, unknown)
+    assert made.steps == ()
+    assert made.blocked is not None
+    assert "cannot be read" in made.blocked.message
+
+
+observations = st.builds(
+    Observed,
+    image=st.sampled_from([None, IMAGE]),
+    uid=st.sampled_from([None, 70000]),
+    cgroup=st.booleans(),
+    disk=st.sampled_from([None, DISK, replace(DISK, private=False)]),
+    vmm=st.sampled_from(
+        [None, VMM, replace(VMM, frozen=True), replace(VMM, readings=(reading("replace"),))]
+    ),
+    strays=st.sampled_from([(), (99,)]),
+    guest=st.sampled_from([None, CONVERGED.guest]),
+    runtime=st.booleans(),
+    had_disk=st.booleans(),
+)
+
+
+@given(observations)
+def test_a_disk_is_only_ever_removed_for_a_deleted_sandbox(observed: Observed) -> None:
+    for desired in (WANT, Desired(BOX.model_copy(update={"state": State.stopped}))):
+        removing = (steps.EraseDisk, steps.SetDiskAside)
+        assert not any(isinstance(s, removing) for s in plan(desired, observed).steps)
+
+
+@given(observations)
+def test_at_most_one_vmm_is_started_and_never_beside_a_live_one(observed: Observed) -> None:
+    planned = plan(WANT, observed).steps
+    launches = [i for i, s in enumerate(planned) if isinstance(s, steps.LaunchVmm)]
+    assert len(launches) <= 1
+    if launches and observed.vmm is not None:
+        assert any(isinstance(s, steps.StopVmm) for s in planned[: launches[0]])

@@ -1,0 +1,233 @@
+"""A home with a real controller, used the way a person uses it: files, the `box` command and signals.
+
+Nothing here reaches into the controller; what a test asserts it reads from the host, from `box`, or from the reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+BOX = [sys.executable, "-m", "controller.cli.main"]
+ROOT = Path(__file__).resolve().parents[2]
+# Emulated guests boot in 3 s on an idle host; tests share two cores with other work.
+READY = 90.0
+TINY = "accel: tcg\ncpus: 1\nram_mib: 192\ndata: {size_mib: 32}\n"
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Poll until `condition` gives something true, and return it."""
+    limit = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > limit:
+            raise AssertionError(f"after {seconds:g} s still not: {what}")
+        time.sleep(0.02)
+
+
+class Home:
+    """One $BOX_HOME and, while it runs, its controller."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.boxes = path / "boxes"
+        self.controller: subprocess.Popen[bytes] | None = None
+        self.env = {**os.environ, "BOX_HOME": str(path), "PYTHONPATH": str(ROOT)}
+
+    # -- the controller --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        log = open(self.path / "controller.log", "ab")  # noqa: SIM115  # the child keeps it
+        self.controller = subprocess.Popen(
+            [*BOX, "controller"], env=self.env, stdout=log, stderr=log, cwd=ROOT
+        )
+        log.close()
+        until(self.answers, 20, f"controller answers; {self.log()}")
+
+    def answers(self) -> bool:
+        assert self.controller is not None
+        if self.controller.poll() is not None:
+            raise AssertionError(f"the controller ended: {self.log()}")
+        found = self.box("version", check=False)
+        return b"controller" in found.stdout and (self.path / "box.sock").exists()
+
+    def stop(self, how: int = signal.SIGTERM) -> None:
+        if self.controller is not None:
+            self.controller.send_signal(how)
+            self.controller.wait(30)
+            self.controller = None
+
+    def log(self) -> str:
+        with contextlib.suppress(OSError):
+            return (self.path / "controller.log").read_text(errors="replace")[-3000:]
+        return ""
+
+    # -- box and files ---------------------------------------------------------------------------------
+
+    def box(
+        self, *arguments: str, check: bool = True, data: bytes | None = None, timeout: float = 120
+    ) -> subprocess.CompletedProcess[bytes]:
+        done = subprocess.run(
+            [*BOX, *arguments], env=self.env, input=data, capture_output=True, timeout=timeout, cwd=ROOT
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(
+                f"box {' '.join(arguments)}: {done.returncode}\n{done.stdout!r}\n{done.stderr!r}\n{self.log()}"
+            )
+        return done
+
+    def put(self, name: str, text: str = TINY) -> None:
+        """Drop a Boxfile, the way an editor that saves atomically does."""
+        temporary = self.boxes / f".{name}.tmp"
+        temporary.write_text(text)
+        temporary.rename(self.boxes / f"{name}.box.yaml")
+
+    def remove(self, name: str) -> None:
+        (self.boxes / f"{name}.box.yaml").unlink()
+
+    def run(self, name: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+        return self.box("exec", name, "--", *command, check=check)
+
+    def ready(self, name: str, seconds: float = READY) -> dict[str, Any]:
+        def good() -> dict[str, Any] | None:
+            found = self.report(name)
+            # `vmm.pid` of a report that is still of the former VMM does not count.
+            return found if self.condition(name, "Ready") == ("True", "GuestReady") else None
+
+        try:
+            found: dict[str, Any] = until(good, seconds, f"{name} Ready")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.report(name)}\n{self.log()}") from None
+        return found
+
+    def report(self, name: str) -> dict[str, Any]:
+        with contextlib.suppress(OSError, tomllib.TOMLDecodeError):
+            return tomllib.loads((self.path / "observed" / name / "observed.toml").read_text())
+        return {}
+
+    def condition(self, name: str, kind: str) -> tuple[str, str]:
+        for condition in self.report(name).get("conditions", []):
+            if condition["type"] == kind:
+                return condition["status"], condition["reason"]
+        return ("", "")
+
+    def drift(self, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.report(name).get("drift", [])
+        return found
+
+    def mended(self, name: str, field: str, seconds: float = 60) -> dict[str, Any]:
+        """Wait until drift of `field` has been found and corrected."""
+
+        def found() -> dict[str, Any] | None:
+            for drift in self.drift(name):
+                if drift["field"].startswith(field) and drift.get("corrected"):
+                    return drift
+            return None
+
+        try:
+            result: dict[str, Any] = until(found, seconds, f"drift of {field} corrected")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.drift(name)}\n{self.log()}") from None
+        return result
+
+    def poke(self, name: str) -> None:
+        """Ask for a pass now instead of at the next timer."""
+        self.box("verify", name, check=False)
+
+    # -- the host --------------------------------------------------------------------------------------
+
+    @property
+    def instance(self) -> str:
+        return (self.path / "instance").read_text().strip()
+
+    @property
+    def runtime(self) -> Path:
+        return Path("/run/box") / self.instance
+
+    def pid(self, name: str) -> int:
+        return int(json.loads((self.runtime / name / "launch.json").read_text())["pid"])
+
+    def vmms(self, name: str = "") -> list[int]:
+        """PIDs of live VMMs of this home, found by their command line."""
+        needle = f"box:{self.instance}:{name}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                marked = any(a == needle or (not name and a.startswith(needle)) for a in arguments)
+                if marked and b"qemu" in arguments[0]:
+                    found.append(int(entry.name))
+        return found
+
+    def cgroups(self, name: str = "") -> list[Path]:
+        return [
+            path
+            for top in Path("/sys/fs/cgroup").iterdir()
+            if (path := top / "box" / self.instance / name).is_dir()
+        ] + [p for p in [Path("/sys/fs/cgroup/box") / self.instance / name] if p.is_dir()]
+
+    def nothing_left(self, name: str) -> None:
+        """Assert that the host shows nothing of a deleted sandbox but its kept data."""
+
+        def clean() -> bool:
+            return not (
+                self.vmms(name)
+                or self.cgroups(name)
+                or (self.runtime / name).exists()
+                or (self.path / "state" / f"{name}.toml").exists()
+                or (self.path / "disks" / name).exists()
+            )
+
+        until(clean, 60, f"nothing of {name} is left; {self.log()}")
+
+    def close(self) -> None:
+        """Stop the controller and remove everything of this home from the host."""
+        with contextlib.suppress(Exception):
+            self.stop(signal.SIGKILL)
+        if not (self.path / "instance").exists():
+            return
+        for pid in self.vmms():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not self.vmms(), 20, "VMMs of the test are gone")
+        for group in self.cgroups():
+            for child in [*group.iterdir(), group]:
+                if child.is_dir():
+                    until(lambda c=child: _rmdir(c), 10, f"{child} is empty")
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+
+def _rmdir(path: Path) -> bool:
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def home_with_controller(path: Path) -> Iterator[Home]:
+    """A running controller in a fresh home under `path`; everything is gone afterwards."""
+    home = Home(path / "home")
+    home.path.mkdir(mode=0o700, parents=True)
+    try:
+        home.start()
+        yield home
+    finally:
+        home.close()
