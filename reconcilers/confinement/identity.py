@@ -6,33 +6,24 @@ say. It must never edit a system file and never hand out an identity that somebo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import grp
+import os
+import pwd
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specs.config import Config
+from reconcilers.confinement import procfile
+from reconcilers.confinement.claims import Claims, ClaimsFile
+from reconcilers.confinement.idranges import ID_MAX, IdRange, overlaps, ranges_of, standard_uid
+from specs.errors import Conflict, HostError
 
+__all__ = ["IdRange", "IdentityRegistry", "ranges_of", "standard_uid"]
 
-@dataclass(frozen=True, slots=True)
-class IdRange:
-    """`count` identities from `first`, used for UID and GID alike."""
-
-    first: int
-    count: int
-
-
-def ranges_of(config: Config) -> tuple[IdRange, ...]:
-    """The ranges strict sandboxes take their identity from, in the order they are used."""
-    return (IdRange(config.uid_first, config.uid_count),)
-
-
-def standard_uid(config: Config) -> int:
-    """The unprivileged identity shared by root's `isolation: standard` sandboxes."""
-    raise NotImplementedError
+_HOST_FILES = ("/etc/passwd", "/etc/group", "/etc/subuid", "/etc/subgid")
 
 
 class IdentityRegistry:
-    """Host-wide claims. Every method takes the lock, reads the file, and writes it if it changed."""
+    """Host-wide claims. A method that changes one takes the lock and reads the file anew."""
 
     def __init__(
         self,
@@ -40,8 +31,7 @@ class IdentityRegistry:
         lock: Path = Path("/run/box/identities.lock"),
         registry: Path = Path("/var/lib/box/identities.toml"),
     ) -> None:
-        self._lock = lock
-        self._registry = registry
+        self._file = ClaimsFile(lock, registry)
 
     def claim(
         self,
@@ -53,24 +43,155 @@ class IdentityRegistry:
     ) -> tuple[int, int]:
         """(uid, gid) of this sandbox: the one it has, else a free one.
 
-        `roots` are the folders in which files of a former owner could remain. Raises HostError:
-        "waits: ..." (retry) when every identity is taken; where a range overlaps a user, a group or
-        a subordinate range of the host.
+        `roots` are the folders in which files of a former owner could remain; those of other
+        instances are remembered from their claims. Raises HostError: "waits: ..." (retry) when
+        every identity is taken; where a range overlaps a user, a group or a subordinate range.
         """
-        raise NotImplementedError
+        with self._file.changing() as claims:
+            claims.remember_roots(instance, roots)
+            held = claims.held.get((instance, sandbox))
+            if held is None:
+                _check_ranges(ranges)
+                held = _free(claims, ranges)
+                claims.held[(instance, sandbox)] = held
+                claims.last = held
+                claims.highest = max(claims.highest, held)
+            return held, held
 
     def adopt(self, instance: str, sandbox: str, uid: int, *, roots: Sequence[Path] = ()) -> None:
-        """Records what a state file or a live VMM proves; Conflict when another sandbox has it."""
-        raise NotImplementedError
+        """Records what a state file or a live VMM proves. Raises Conflict when another sandbox has
+        it, HostError when it can be no sandbox's."""
+        if not 0 < uid <= ID_MAX or _named(uid):
+            raise HostError(f"{uid} cannot be the identity of a sandbox", where=sandbox)
+        with self._file.changing() as claims:
+            owner = claims.owner_of(uid)
+            if owner is not None and owner != (instance, sandbox):
+                raise Conflict(
+                    f"the identity {uid} belongs to the sandbox {owner[1]} of instance {owner[0]}",
+                    where=sandbox,
+                )
+            claims.remember_roots(instance, roots)
+            claims.held[(instance, sandbox)] = uid
+            claims.highest = max(claims.highest, uid)
 
     def release(self, instance: str, sandbox: str) -> None:
-        """Gives the identity up; it is not handed out again while a process or file of it remains."""
-        raise NotImplementedError
+        """Gives the identity up. It is not handed out while a process or file of it remains."""
+        with self._file.changing() as claims:
+            claims.held.pop((instance, sandbox), None)
 
     def owner_of(self, uid: int) -> tuple[str, str] | None:
         """(instance, sandbox) that holds `uid`."""
-        raise NotImplementedError
+        return self._file.read().owner_of(uid)
 
     def claimed(self, instance: str) -> dict[str, int]:
         """Sandbox name -> uid of one instance."""
-        raise NotImplementedError
+        held = self._file.read().held
+        return {sandbox: uid for (whose, sandbox), uid in held.items() if whose == instance}
+
+
+def _check_ranges(ranges: Sequence[IdRange]) -> None:
+    files = {}
+    for path in _HOST_FILES:
+        try:
+            files[path] = Path(path).read_text(errors="replace")
+        except FileNotFoundError:
+            continue  # a host without subordinate identities
+    if found := overlaps(ranges, files):
+        raise HostError(
+            f"the range of identities overlaps what the host uses: {'; '.join(found)}",
+            where="identity",
+            fix="set uid_first and uid_count in config.toml to a range nobody uses",
+        )
+
+
+def _free(claims: Claims, ranges: Sequence[IdRange]) -> int:
+    """The next identity after the last one handed out, so that reuse is as late as possible."""
+    taken = set(claims.held.values())
+    running = _running()
+    leftovers: set[int] | None = None
+    blocked = 0
+    for uid in _in_turn(ranges, claims.last):
+        if uid in taken:
+            continue
+        if uid in running or _named(uid):
+            blocked += 1
+            continue
+        if uid <= claims.highest or claims.highest == 0:
+            # it may have had an owner before: look once, and only then
+            if leftovers is None:
+                leftovers = set(_owners(claims.all_roots(), ranges))
+                claims.highest = max({claims.highest, *leftovers})
+            if uid in leftovers:
+                blocked += 1
+                continue
+        return uid
+    total = sum(each.count for each in ranges)
+    raise HostError(
+        f"waits: all {total} identities of {', '.join(map(str, ranges))} are in use"
+        f" ({total - blocked} by sandboxes, {blocked} by what others run or left behind)",
+        where="identity",
+        fix="delete a sandbox, or raise uid_count in config.toml",
+    )
+
+
+def _in_turn(ranges: Sequence[IdRange], last: int) -> Iterator[int]:
+    """Every identity once, beginning after `last`."""
+    start = next((number for number, each in enumerate(ranges) if last in each), None)
+    if start is None:
+        for each in ranges:
+            yield from range(each.first, each.last + 1)
+        return
+    yield from range(last + 1, ranges[start].last + 1)
+    for each in (*ranges[start + 1 :], *ranges[:start]):
+        yield from range(each.first, each.last + 1)
+    yield from range(ranges[start].first, last + 1)
+
+
+def _named(uid: int) -> bool:
+    """Whether a user or group has it, also one that only the name service knows."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        pass
+    else:
+        return True
+    try:
+        grp.getgrgid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _running() -> set[int]:
+    """Every user and group identity of every process on the host."""
+    found: set[int] = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                status = procfile.fields(f"/proc/{entry}/status")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # ended since it was listed
+            for name in ("Uid", "Gid", "Groups"):
+                found.update(map(int, status.get(name, "").split()))
+    return found
+
+
+def _owners(roots: Sequence[str], ranges: Sequence[IdRange]) -> Iterator[int]:
+    """Identities of the ranges that own something below the roots. Links are not followed."""
+    waiting = [root for root in roots if os.path.isdir(root)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except FileNotFoundError:
+            continue  # removed since it was listed
+        for entry in entries:
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            for number in (facts.st_uid, facts.st_gid):
+                if any(number in each for each in ranges):
+                    yield number
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)

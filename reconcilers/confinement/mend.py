@@ -1,14 +1,18 @@
 """Puts back what somebody changed on a live VMM from outside: limits, membership, rlimits.
 
-It must not touch what only a new process can have; such a reading is left for the caller to replace
-the VMM.
+It must not touch what only a new process can have; such a reading is left for the caller, who
+replaces the VMM.
 """
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 
+from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
+from reconcilers.process import run
+from specs.errors import CommandError, HostError
 from specs.names import HostNames
 from specs.reading import Reading
 
@@ -18,6 +22,48 @@ def mend(
 ) -> tuple[Reading, ...]:
     """Mends every reading that is not ok and says "in place"; returns those it acted on.
 
-    Whether it helped is seen by reading again. Raises HostError when the host refuses a change.
+    Whether it helped is seen by reading again. Raises HostError when the host refuses a change,
+    ProcessLookupError when the process has ended.
     """
-    raise NotImplementedError
+    broken = tuple(each for each in readings if not each.ok and each.mend == "in place")
+    if any(each.layer == "cgroup" for each in broken):
+        _mend_group(pid, want, names, [each for each in broken if each.layer == "cgroup"])
+    wrong = {each.item for each in broken if each.layer == "rlimits"}
+    for name, soft, hard in want.rlimits:
+        if name in wrong:
+            _set_limit(pid, want, name, soft, hard)
+    return tuple(each for each in broken if each.layer in ("cgroup", "rlimits"))
+
+
+def _mend_group(pid: int, want: Confinement, names: HostNames, broken: Sequence[Reading]) -> None:
+    group = Cgroup(names)
+    items = {each.item for each in broken}
+    if not group.exists() or "limits" in items:
+        group.create(want.limits)
+    if any(item.startswith("member of") for item in items) or "limits" in items:
+        group.attach(pid)
+    if items & {"memory", "pids", "cpu quota", "cpu period", "swap"}:
+        group.apply(want.limits)
+    if "frozen" in items:
+        group.freeze(False)
+
+
+def _set_limit(pid: int, want: Confinement, name: str, soft: int, hard: int) -> None:
+    try:
+        number = getattr(resource, f"RLIMIT_{name.upper()}")
+        resource.prlimit(pid, number, (soft, hard))
+    except PermissionError:
+        _set_limit_as_owner(pid, want, name, soft, hard)
+
+
+def _set_limit_as_owner(pid: int, want: Confinement, name: str, soft: int, hard: int) -> None:
+    """prlimit(2): without CAP_SYS_RESOURCE even root must have the identity of the process."""
+    identity = [f"--reuid={want.uid}", f"--regid={want.gid}", "--clear-groups"]
+    value = ":".join("unlimited" if each < 0 else str(each) for each in (soft, hard))
+    try:
+        run(["setpriv", *identity, "prlimit", f"--pid={pid}", f"--{name}={value}"])
+    except CommandError as error:
+        raise HostError(
+            f"the limit {name} of process {pid} cannot be set: {error.last_lines}",
+            fix="give the controller CAP_SYS_RESOURCE, or delete and create the sandbox",
+        ) from error

@@ -1,18 +1,23 @@
 """What a live VMM really has, read from outside and compared with what it must have.
 
-Synchronous and cheap (under 3 ms of CPU): it runs on every pass. It only reads; `mend` changes.
+Synchronous and cheap (under 3 ms of CPU): it runs on every pass. It only reads; `mend` changes. It
+shares no judgement with the launcher, so that a layer the launcher forgot is seen here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from reconcilers.confinement import atlaunch, procfile, readgroup, readjail
+from reconcilers.confinement.layers import LAYERS, layers
 from reconcilers.confinement.mend import mend
 from reconcilers.confinement.policy import Confinement
 from specs.names import HostNames
 from specs.reading import Reading
 
-__all__ = ["mend", "read_vmm"]
+__all__ = ["layers", "mend", "read_vmm"]
+
+_ORDER = {layer.name: number for number, layer in enumerate(LAYERS)}
 
 
 def read_vmm(
@@ -22,10 +27,33 @@ def read_vmm(
     *,
     at_launch: Sequence[Reading],
 ) -> tuple[Reading, ...]:
-    """Every reading of the confinement of the process `pid`, in the order of the table of layers.
+    """Every reading of the confinement of the process `pid`, in the order of `layers.LAYERS`.
 
     `at_launch` is what `launch` returned for this process; without it (a stray, a lost record) the
     values /proc cannot show are reported as not known, and not ok. Raises ProcessLookupError when
     the process has ended.
     """
-    raise NotImplementedError
+    known = {(reading.layer, reading.item): reading for reading in at_launch}
+    try:
+        found = [
+            *readjail.read_process(pid, want, known),
+            *readgroup.read_group(pid, want, names),
+            *_kept(known),
+        ]
+    except FileNotFoundError as error:
+        procfile.start_time(pid)  # FileNotFoundError of its own when the process is gone
+        raise ProcessLookupError(f"process {pid} changed while it was read: {error}") from error
+    return tuple(sorted(found, key=lambda reading: _ORDER[reading.layer]))
+
+
+def _kept(known: Mapping[tuple[str, str], Reading]) -> Iterator[Reading]:
+    """The readings of the launch that nothing live can repeat."""
+    for key in (atlaunch.SECUREBITS_KEY, atlaunch.PDEATHSIG_KEY, atlaunch.LANDLOCK_KEY):
+        if key in known:
+            yield known[key]
+        else:
+            layer, item = key
+            yield Reading(
+                layer, item, "recorded by the launch", "not known", False,
+                "launch record", "at launch", "replace",
+            )  # fmt: skip

@@ -119,7 +119,7 @@ def _trace(pid: int) -> list[str]:
     syscalls.ptrace(syscalls.PTRACE_SEIZE, pid)
     syscalls.ptrace(syscalls.PTRACE_INTERRUPT, pid)
     _wait_stopped(pid)
-    programs = []
+    programs: list[bytes] = []
     try:
         while True:
             programs.append(syscalls.ptrace_seccomp_filter(pid, len(programs)))

@@ -1,0 +1,140 @@
+"""The host-wide registry file of identities: its content as a value, its lock, its durable write.
+
+A file that cannot be understood is set aside, never overwritten: its owner may want to look at it,
+and the controllers put their claims back by adopting them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from specs.errors import HostError
+
+_LOCK_WAIT = 10.0  # seconds; a claim takes milliseconds
+_FORMAT = 1
+
+
+@dataclass(slots=True)
+class Claims:
+    """`held` maps (instance, sandbox) to a UID. `last` is the UID handed out most recently,
+    `highest` the highest ever: above it nobody has left a file. `roots` are folders by instance."""
+
+    held: dict[tuple[str, str], int] = field(default_factory=dict)
+    last: int = 0
+    highest: int = 0
+    roots: dict[str, list[str]] = field(default_factory=dict)
+
+    def owner_of(self, uid: int) -> tuple[str, str] | None:
+        return next((owner for owner, number in self.held.items() if number == uid), None)
+
+    def remember_roots(self, instance: str, roots: Sequence[Path]) -> None:
+        known = self.roots.setdefault(instance, [])
+        known += [str(root) for root in roots if str(root) not in known]
+
+    def all_roots(self) -> list[str]:
+        return sorted({root for roots in self.roots.values() for root in roots})
+
+    def to_toml(self) -> bytes:
+        plain: dict[str, Any] = {"format": _FORMAT, "last": self.last, "highest": self.highest}
+        plain["roots"] = self.roots
+        plain["claim"] = [
+            {"instance": instance, "sandbox": sandbox, "uid": uid}
+            for (instance, sandbox), uid in sorted(self.held.items())
+        ]
+        return tomli_w.dumps(plain).encode()
+
+    @classmethod
+    def from_toml(cls, data: bytes) -> Claims:
+        """Raises ValueError for anything `to_toml` does not write."""
+        plain = tomllib.loads(data.decode())
+        try:
+            if plain["format"] != _FORMAT:
+                raise ValueError(f"unknown format {plain['format']}")
+            held = {(str(e["instance"]), str(e["sandbox"])): int(e["uid"]) for e in plain["claim"]}
+            roots = {str(name): list(map(str, paths)) for name, paths in plain["roots"].items()}
+            found = cls(held, int(plain["last"]), int(plain["highest"]), roots)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a registry of identities: {error}") from error
+        if len(set(held.values())) != len(held):
+            raise ValueError("two sandboxes hold one identity")
+        return found
+
+
+class ClaimsFile:
+    """Reads and changes the registry. Several threads and processes may hold one each."""
+
+    def __init__(self, lock: Path, path: Path) -> None:
+        self._lock = lock
+        self._path = path
+
+    def read(self) -> Claims:
+        """Without the lock: a rename replaces the file as a whole."""
+        try:
+            return Claims.from_toml(self._path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return Claims()
+
+    @contextmanager
+    def changing(self) -> Iterator[Claims]:
+        """The present claims, under the lock; written back when the body changed them and did not
+        raise."""
+        with self._locked():
+            try:
+                before = self._path.read_bytes()
+                claims = Claims.from_toml(before)
+            except FileNotFoundError:
+                before, claims = b"", Claims()
+            except ValueError:
+                self._path.rename(self._path.with_suffix(f".garbled-{time.time_ns()}"))
+                before, claims = b"", Claims()
+            yield claims
+            after = claims.to_toml()
+            if after != before:
+                self._write(after)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._lock, flags, 0o600)
+        try:
+            deadline = time.monotonic() + _LOCK_WAIT
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if time.monotonic() > deadline:
+                    raise HostError("another process holds the lock", where=str(self._lock))
+                time.sleep(0.01)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _write(self, data: bytes) -> None:
+        """Temporary file in the same folder, fsync, rename, fsync of the folder."""
+        folder = self._path.parent
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        temporary = folder / f".{self._path.name}.tmp"  # one is enough: we hold the lock
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -1,0 +1,83 @@
+"""Ranges of numeric identities and what on a host they may not overlap. Pure: text in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from specs.config import Config
+
+ID_MAX = 4_294_967_293  # setresuid(2) reads 2**32 - 1 as "leave as it is"
+
+
+@dataclass(frozen=True, slots=True)
+class IdRange:
+    """`count` identities from `first`, used for UID and GID alike."""
+
+    first: int
+    count: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self.first <= number <= self.last
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+def ranges_of(config: Config) -> tuple[IdRange, ...]:
+    """The ranges strict sandboxes take their identity from, in the order they are used."""
+    return (IdRange(config.uid_first, config.uid_count),)
+
+
+def standard_uid(config: Config) -> int:
+    """The unprivileged identity shared by root's `isolation: standard` sandboxes.
+
+    Left out of the configuration it is the one before the strict range. Raises ValueError when it
+    lies inside: then a standard sandbox would be the owner of a strict one's files.
+    """
+    chosen = config.standard_uid or config.uid_first - 1
+    if chosen < 1 or any(chosen in each for each in ranges_of(config)):
+        raise ValueError(f"standard_uid {chosen} must lie outside the range of strict sandboxes")
+    return chosen
+
+
+def overlaps(ranges: Sequence[IdRange], files: Mapping[str, str]) -> tuple[str, ...]:
+    """What of the host a range overlaps, in words; `files` maps path to content.
+
+    Understood by the end of the name: passwd(5), group(5), subuid(5) and subgid(5). Also ranges
+    that overlap each other or leave the numbers there are.
+    """
+    found = [f"{each} is no range of identities" for each in ranges if not _sane(each)]
+    for number, one in enumerate(ranges):
+        found += [f"{one} and {two}" for two in ranges[:number] if _overlap(one, two)]
+    for path, text in files.items():
+        for line_number, taken, owner in _taken(path, text):
+            for each in ranges:
+                if _overlap(each, taken):
+                    found.append(f"{each} and {taken} of {owner} ({path}:{line_number})")
+    return tuple(found)
+
+
+def _sane(one: IdRange) -> bool:
+    return one.first > 0 and one.count > 0 and one.last <= ID_MAX
+
+
+def _overlap(one: IdRange, two: IdRange) -> bool:
+    return one.first <= two.last and two.first <= one.last
+
+
+def _taken(path: str, text: str) -> Iterator[tuple[int, IdRange, str]]:
+    subordinate = path.endswith(("subuid", "subgid"))
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split(":")
+        try:
+            if subordinate:
+                yield number, IdRange(int(words[1]), int(words[2])), words[0]
+            else:
+                yield number, IdRange(int(words[2]), 1), words[0]
+        except (IndexError, ValueError):
+            continue  # a comment, or a line the C library ignores too

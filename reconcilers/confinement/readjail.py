@@ -1,0 +1,193 @@
+"""Readings of a VMM's own process: /proc/PID and its threads.
+
+Each function reads one layer and yields its readings. Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from reconcilers.confinement import atlaunch, procfile
+from reconcilers.confinement.policy import UNLIMITED, Confinement
+from reconcilers.confinement.seccomp import read_programs
+from specs.reading import Mend, Reading
+
+NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
+_CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_SECCOMP_FILTER_MODE = "2"  # proc(5), Seccomp
+# what QEMU makes for itself; none of them reaches outside the process
+_OWN_KINDS = {
+    "eventfd", "eventpoll", "signalfd", "timerfd", "kvm-vm", "kvm-vcpu", "kvm-vcpu-stats",
+    "kvm-vm-stats", "kvm-device",
+}  # fmt: skip
+_MOUNT_FLAGS = ("ro", "rw", "nosuid", "nodev", "noexec")
+# /proc/PID/limits names them in words
+_LIMIT_NAMES = {
+    "core": "Max core file size",
+    "fsize": "Max file size",
+    "memlock": "Max locked memory",
+    "msgqueue": "Max msgqueue size",
+    "nice": "Max nice priority",
+    "nofile": "Max open files",
+    "rtprio": "Max realtime priority",
+}
+_KVM_DEVICE = "device 10:232"
+
+Known = Mapping[tuple[str, str], Reading]
+
+
+def read_process(pid: int, want: Confinement, known: Known) -> Iterator[Reading]:
+    """Every reading that /proc/PID gives."""
+    proc = f"/proc/{pid}"
+    threads = [procfile.fields(f"{proc}/task/{tid}/status") for tid in _listed(f"{proc}/task")]
+    yield from _status(proc, threads, want)
+    yield from _seccomp(pid, threads, want)
+    yield from _namespaces(pid, threads[0])
+    yield from _network(proc)
+    yield from _root(proc, want, known)
+    yield from _descriptors(proc, want, known)
+    yield from _surroundings(proc, known)
+    yield from _rlimits(proc, want)
+
+
+def _status(
+    proc: str, threads: Sequence[Mapping[str, str]], want: Confinement
+) -> Iterator[Reading]:
+    """The same for every thread: Linux keeps credentials per thread."""
+    source = f"{proc}/task/*/status"
+    for item, number in (("Uid", want.uid), ("Gid", want.gid)):
+        yield _same("identity", item, "\t".join([str(number)] * 4), _each(threads, item), source)
+    yield _same("identity", "Groups", "", _each(threads, "Groups"), source)
+    for name in _CAPABILITY_SETS:
+        yield _same("capabilities", name, "0" * 16, _each(threads, name), source)
+    yield _same("no_new_privs", "NoNewPrivs", "1", _each(threads, "NoNewPrivs"), source)
+    yield _same("seccomp", "Seccomp", _SECCOMP_FILTER_MODE, _each(threads, "Seccomp"), source)
+    yield _same("session", "Umask", "0077", _each(threads, "Umask"), source)
+
+
+def _seccomp(
+    pid: int, threads: Sequence[Mapping[str, str]], want: Confinement
+) -> Iterator[Reading]:
+    """The program itself. Every thread descends from the main one and inherits what it had."""
+    wanted = want.seccomp.sha256
+    try:
+        programs = _programs(pid, procfile.start_time(pid))
+        got = wanted if wanted in programs else ", ".join(programs) or "none"
+    except OSError as error:
+        got = f"not readable: {error.strerror}"
+    yield _same("seccomp", "program sha256", wanted, got, "PTRACE_SECCOMP_GET_FILTER")
+
+
+@lru_cache(maxsize=4096)
+def _programs(pid: int, start: int) -> tuple[str, ...]:
+    """Read once per process: the kernel can add filters to it, never change or remove one."""
+    return read_programs(pid)
+
+
+def _namespaces(pid: int, status: Mapping[str, str]) -> Iterator[Reading]:
+    for name in NAMESPACES:
+        path = f"/proc/{pid}/ns/{name}"
+        theirs, ours = os.readlink(path), os.readlink(f"/proc/self/ns/{name}")
+        got = "shared with the host" if theirs == ours else theirs
+        yield Reading("namespaces", name, "its own", got, theirs != ours, path, "live", "replace")
+    inner = status.get("NSpid", "").split()[1:]
+    yield _same("namespaces", "PID inside", "1", " ".join(inner), f"/proc/{pid}/status NSpid")
+
+
+def _network(proc: str) -> Iterator[Reading]:
+    path = f"{proc}/net/dev"
+    lines = procfile.read(path).decode("ascii", "replace").splitlines()[2:]
+    names = sorted(line.partition(":")[0].strip() for line in lines)
+    yield _same("network", "devices", "lo", " ".join(names), path)
+
+
+def _root(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:
+    path = f"{proc}/mountinfo"
+    rows = []
+    writable = []
+    for line in procfile.read(path).decode("utf-8", "replace").splitlines():
+        words = line.split(" ")
+        options = words[5].split(",")
+        rows.append((words[4], ",".join(flag for flag in _MOUNT_FLAGS if flag in options)))
+        if "ro" not in options:
+            writable.append(words[4])
+    yield _same("root", "writable mounts", "", " ".join(sorted(writable)), path)
+    recorded = known.get(atlaunch.MOUNTS_KEY)
+    wanted = recorded.want if recorded else "recorded by the launch"
+    yield _same("root", "mounts", wanted, atlaunch.digest_of_mounts(rows), path)
+    at = procfile.identity_of(f"{proc}/cwd") == procfile.identity_of(f"{proc}/root")
+    yield _same("root", "working directory", "/", "/" if at else "elsewhere", f"{proc}/cwd")
+    if not want.kvm:
+        device = [mount for mount, _ in rows if mount.startswith("/dev")]
+        yield _same("root", "/dev", "", " ".join(device), path)
+
+
+def _descriptors(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:
+    path = f"{proc}/fd"
+    recorded = known.get(atlaunch.FILES_KEY)
+    allowed = set(recorded.want.split(", ")) if recorded else set()
+    if want.kvm:
+        allowed.add(_KVM_DEVICE)
+    files: set[str] = set()
+    strange: set[str] = set()
+    for number in _listed(path):
+        try:
+            kind, detail = procfile.kind_of(f"{path}/{number}")
+        except FileNotFoundError:
+            continue  # closed since it was listed
+        if kind in ("file", "device"):
+            files.add(f"{kind} {detail}")
+        elif kind == "anonymous":
+            if detail not in _OWN_KINDS:
+                strange.add(detail)
+        elif kind not in ("socket", "pipe", "memfd"):
+            strange.add(f"{kind} {detail}")
+    wanted = recorded.want if recorded else "recorded by the launch"
+    got = wanted if files <= allowed else ", ".join(sorted(files - allowed)) + " beside them"
+    yield _same("descriptors", "files", wanted, got, path)
+    yield _same("descriptors", "of other kinds", "", ", ".join(sorted(strange)), path)
+
+
+def _surroundings(proc: str, known: Known) -> Iterator[Reading]:
+    environment = procfile.read(f"{proc}/environ").strip(b"\0")
+    got = f"{len(environment)} bytes" if environment else ""
+    yield _same("environment", "variables", "", got, f"{proc}/environ")
+    terminal = procfile.stat_fields(f"{proc}/stat")[7 - 3]  # tty_nr is field 7
+    yield _same("session", "terminal", "0", terminal, f"{proc}/stat")
+    recorded = known.get(atlaunch.BINARY_KEY)
+    device, inode = procfile.identity_of(f"{proc}/exe")
+    wanted = recorded.want if recorded else "recorded by the launch"
+    yield _same("exec", "binary", wanted, f"{device}:{inode}", f"{proc}/exe")
+
+
+def _rlimits(proc: str, want: Confinement) -> Iterator[Reading]:
+    path = f"{proc}/limits"
+    found = {}
+    for line in procfile.read(path).decode("ascii", "replace").splitlines()[1:]:
+        found[line[:26].strip()] = line[26:].split()[:2]
+    for name, soft, hard in want.rlimits:
+        wanted = f"{_limit(soft)} {_limit(hard)}"
+        got = " ".join(found.get(_LIMIT_NAMES[name], ["not shown"]))
+        yield _same("rlimits", name, wanted, got, path, "in place")
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == UNLIMITED else str(value)
+
+
+def _each(threads: Sequence[Mapping[str, str]], name: str) -> str:
+    """The value all threads have, or every value that occurs."""
+    values = {thread.get(name, "not shown") for thread in threads}
+    return values.pop() if len(values) == 1 else " | ".join(sorted(values))
+
+
+def _same(
+    layer: str, item: str, want: str, got: str, source: str, mend: Mend = "replace"
+) -> Reading:
+    return Reading(layer, item, want, got, want == got, source, "live", mend)
+
+
+def _listed(folder: str) -> list[str]:
+    return os.listdir(folder)
