@@ -53,6 +53,7 @@ print((seen.get("vmm") or {}).get("pid", 0) if isinstance(seen, dict) else 0)'
 
 alive() { kill -0 "$1" 2>/dev/null; }
 dead() { ! alive "$1"; }
+answers_or_dies() { test -S "$BOX_HOME/box.sock" || dead "$CONTROLLER"; }
 has_new_vmm() { new=$(vmm_pid); [ "$new" -gt 0 ] && [ "$new" != "$VMM" ] && alive "$new"; }
 status_of() { awk -v key="$1:" '$1 == key {$1 = ""; print substr($0, 2)}' "/proc/$VMM/status"; }
 
@@ -105,7 +106,8 @@ mkdir -p "$BOX_HOME/boxes"
 tell "BOX_HOME is $BOX_HOME, private to this demo."
 box controller >"$LOG" 2>&1 &
 CONTROLLER=$!
-until_true 20 test -S "$BOX_HOME/box.sock" || fail 'the controller did not open its socket within 20 s'
+until_true 20 answers_or_dies || true
+test -S "$BOX_HOME/box.sock" || fail 'the controller did not open its socket'
 show box get
 
 chapter '2. A Boxfile is dropped into it.'
