@@ -35,7 +35,9 @@ ACCEPTED = Verdict(True, Reason.Accepted, "")
 class Entry:
     """One sandbox. `removing` means that its Boxfile is gone and the prune guard lets it go.
 
-    `over_ceiling`: policy.toml forbids even the last good spec, so it is kept stopped.
+    `attempts` counts failed passes in a row, `exits` deaths of its VMM since it last stayed up for
+    a whole period, `silent` attempts to reach its guest. `over_ceiling`: policy.toml forbids even
+    the last good spec, so it is kept stopped.
     """
 
     record: Record
@@ -47,6 +49,7 @@ class Entry:
     choice: Choice | None = None
     converged_generation: int = -1
     attempts: int = 0
+    exits: int = 0
     silent: int = 0
     exited: str = ""
     out_of_memory: bool = False

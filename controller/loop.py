@@ -16,6 +16,7 @@ from collections.abc import Set
 
 import prctl
 
+from controller import backoff
 from controller.api import ApiServer
 from controller.inventory import Inventory
 from controller.lockfile import ControllerLock
@@ -108,9 +109,14 @@ class Controller:
         os.close(descriptor)
         entry = self.inventory.entries.get(name)
         how = microvm.reap(pid)
-        if entry is not None:
-            entry.exited = how
-        self.queue.add(name)
+        if entry is None:
+            return
+        entry.exited = how
+        if entry.attempts:
+            return  # a pass that failed has put it back into the queue with its delay already
+        entry.exits += 1
+        # The first death is answered at once; one that dies again and again waits longer each time.
+        self.queue.add(name, backoff.delay(entry.exits - 1) if entry.exits > 1 else 0.0)
 
     def _marked_as(self, name: str) -> Set[int]:
         return self._marked.get(name, set())

@@ -97,6 +97,8 @@ class Worker:
                 desired = replace(desired, box=None, erase=None, keep_identity=True)
             todo = plan(desired, observed)
             if not todo.steps:
+                if not created:
+                    entry.exits = 0  # a whole period went by with nothing to do
                 return observed, todo
             self._note_drift(entry, todo.steps)
             actor = Actor(self._host, name, box, entry.choice, entry.live, self._watch)

@@ -225,7 +225,7 @@ class Actor:
     async def _forget_live(self) -> None:
         live, self.live = self.live, None
         if live is not None:
-            await live.close()
+            await live.close(ended=True)
 
     async def _stop(self, *, graceful: bool) -> None:
         record = launchrecord.read(self._host.layout.launch_record(self._name))

@@ -15,6 +15,8 @@ from typing import Any
 from agent.client import AgentClient
 from reconcilers.launchrecord import LaunchRecord
 
+LAST_WORDS_SECONDS = 1.0
+
 
 class Live:
     """Channel and background tasks of the VM that `record` describes."""
@@ -49,10 +51,15 @@ class Live:
             with contextlib.suppress(Exception):
                 await client.close()
 
-    async def close(self) -> None:
-        """Let go of everything; the VMM itself is not touched."""
+    async def close(self, *, ended: bool = False) -> None:
+        """Let go of everything; the VMM itself is not touched.
+
+        With `ended` the VMM is gone, and its last words are waited for: they say why.
+        """
         await self.drop_channel()
         tasks = list(self._tasks)
+        if ended and tasks:
+            await asyncio.wait(tasks, timeout=LAST_WORDS_SECONDS)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

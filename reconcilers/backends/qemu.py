@@ -84,7 +84,9 @@ def _disk(name: str, descriptor: int, fdset: int, *, read_only: bool) -> list[st
         "-add-fd",
         f"fd={descriptor},set={fdset}",
         "-blockdev",
-        f"driver=raw,node-name={name},read-only={access},file.driver=file,file.filename=/dev/fdset/{fdset}",
+        f"driver=raw,node-name={name},read-only={access},file.driver=file,"
+        # One VMM per disk is our own rule, and its locks cannot be probed without /dev/null.
+        f"file.locking=off,file.filename=/dev/fdset/{fdset}",
         "-device",
         f"virtio-blk-device,drive={name},serial={name}",
     ]
