@@ -28,25 +28,31 @@ _FORMAT = 1
 @dataclass(slots=True)
 class Claims:
     """`held` maps (instance, sandbox) to a UID. `last` is the UID handed out most recently,
-    `highest` the highest ever: above it nobody has left a file. `roots` are folders by instance."""
+    `highest` the highest ever: above it nobody has left a file, once all `roots` (folders by
+    instance) were `surveyed`."""
 
     held: dict[tuple[str, str], int] = field(default_factory=dict)
     last: int = 0
     highest: int = 0
     roots: dict[str, list[str]] = field(default_factory=dict)
+    surveyed: bool = False
 
     def owner_of(self, uid: int) -> tuple[str, str] | None:
         return next((owner for owner, number in self.held.items() if number == uid), None)
 
     def remember_roots(self, instance: str, roots: Sequence[Path]) -> None:
         known = self.roots.setdefault(instance, [])
-        known += [str(root) for root in roots if str(root) not in known]
+        new = [str(root) for root in roots if str(root) not in known]
+        if new:
+            known += new
+            self.surveyed = False
 
     def all_roots(self) -> list[str]:
         return sorted({root for roots in self.roots.values() for root in roots})
 
     def to_toml(self) -> bytes:
-        plain: dict[str, Any] = {"format": _FORMAT, "last": self.last, "highest": self.highest}
+        plain: dict[str, Any] = {"format": _FORMAT, "last": self.last}
+        plain |= {"highest": self.highest, "surveyed": self.surveyed}
         plain["roots"] = self.roots
         plain["claim"] = [
             {"instance": instance, "sandbox": sandbox, "uid": uid}
@@ -63,7 +69,8 @@ class Claims:
                 raise ValueError(f"unknown format {plain['format']}")
             held = {(str(e["instance"]), str(e["sandbox"])): int(e["uid"]) for e in plain["claim"]}
             roots = {str(name): list(map(str, paths)) for name, paths in plain["roots"].items()}
-            found = cls(held, int(plain["last"]), int(plain["highest"]), roots)
+            numbers = int(plain["last"]), int(plain["highest"])
+            found = cls(held, *numbers, roots, plain["surveyed"] is True)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a registry of identities: {error}") from error
         if len(set(held.values())) != len(held):

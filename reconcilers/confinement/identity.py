@@ -116,11 +116,12 @@ def _free(claims: Claims, ranges: Sequence[IdRange]) -> int:
         if uid in running or _named(uid):
             blocked += 1
             continue
-        if uid <= claims.highest or claims.highest == 0:
+        if uid <= claims.highest or not claims.surveyed:
             # it may have had an owner before: look once, and only then
             if leftovers is None:
                 leftovers = set(_owners(claims.all_roots(), ranges))
                 claims.highest = max({claims.highest, *leftovers})
+                claims.surveyed = True
             if uid in leftovers:
                 blocked += 1
                 continue

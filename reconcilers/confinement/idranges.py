@@ -1,4 +1,7 @@
-"""Ranges of numeric identities and what on a host they may not overlap. Pure: text in, values out."""
+"""Ranges of numeric identities, and what of a host they may not overlap.
+
+Pure: the text of the host's files in, values out.
+"""
 
 from __future__ import annotations
 
