@@ -1,7 +1,8 @@
 """Compiles the guest agent with the system's C compiler.
 
-Used by the wheel's build (so it needs nothing but the standard library) and by `python -m agent.build`. It must not
-fetch anything: the sources beside it and a static C library are all there is.
+Used by the wheel's build (so it needs nothing but the standard library) and by
+`python -m agent.build`. It must not fetch anything: the sources beside it and a static C library
+are all there is.
 """
 
 from __future__ import annotations
@@ -12,31 +13,35 @@ import subprocess
 import sys
 from pathlib import Path
 
+from specs.errors import HostError
+
 SOURCES = Path(__file__).resolve().parent / "src"
 DEFAULT_OUT = Path(__file__).resolve().parent / "_bin"
 NAME = "box-agent"
-WARNINGS = (
-    "-Wall -Wextra -Werror -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wstrict-prototypes"
-    " -Wmissing-prototypes -Wold-style-definition -Wvla -Wformat=2 -Wcast-qual -Wcast-align -Wundef"
-    " -Wpointer-arith -Wwrite-strings -Wredundant-decls -Wimplicit-fallthrough -Wswitch-enum"
-).split()
+_WARNINGS = """
+    -Wall -Wextra -Werror -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wstrict-prototypes
+    -Wmissing-prototypes -Wold-style-definition -Wvla -Wformat=2 -Wcast-qual -Wcast-align -Wundef
+    -Wpointer-arith -Wwrite-strings -Wredundant-decls -Wimplicit-fallthrough -Wswitch-enum
+"""
+WARNINGS = tuple(_WARNINGS.split())
 LANGUAGE = ("-std=gnu11", "-D_GNU_SOURCE")
-OUTPUT = (
-    "-O2 -static-pie -fPIE -fstack-protector-strong -D_FORTIFY_SOURCE=2 -ffunction-sections"
-    " -fdata-sections -Wl,--gc-sections -Wl,-z,relro,-z,now -s"
-).split()
+_OUTPUT = """
+    -O2 -static-pie -fPIE -fstack-protector-strong -D_FORTIFY_SOURCE=2 -ffunction-sections
+    -fdata-sections -Wl,--gc-sections -Wl,-z,relro,-z,now -s
+"""
+OUTPUT = tuple(_OUTPUT.split())
 COMPILE_SECONDS = 300
 
 
-class BuildError(Exception):
+class BuildError(HostError):
     """The agent could not be compiled; the message is the compiler's."""
 
 
 def agent_binary() -> Path:
-    """The built agent. Raises FileNotFoundError, whose message says how to build it."""
+    """The built agent. Raises HostError, whose fix says how to build it."""
     path = DEFAULT_OUT / NAME
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; build it with: python -m agent.build")
+        raise HostError(f"the guest agent {path} is missing", fix="python -m agent.build")
     return path
 
 

@@ -1,7 +1,8 @@
 """The "newc" archive format that Linux unpacks as its initramfs.
 
-Pure and deterministic: the same entries give the same bytes, with no time, owner or inode of the host in them. It must
-not read files. Format: Documentation/driver-api/early-userspace/buffer-format.rst of the kernel.
+Pure and deterministic: the same entries give the same bytes, with no time, owner or inode of the
+host in them. It must not read files. The format is in the kernel's
+Documentation/driver-api/early-userspace/buffer-format.rst.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _TRAILER = "TRAILER!!!"
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder, file or device node. `mode` includes the type (stat.S_IFREG, ...); owner is root."""
+    """A folder, file or device node of root's. `mode` includes the type (stat.S_IFREG, ...)."""
 
     path: str
     mode: int
@@ -52,7 +53,8 @@ def archive(entries: Iterable[Entry]) -> bytes:
 def _append(out: bytearray, number: int, entry: Entry) -> None:
     name = entry.path.encode() + b"\0"
     links = 2 if stat.S_ISDIR(entry.mode) else 1
-    # inode, mode, uid, gid, links, mtime, size, device of the file (2), device of the node (2), name, checksum
+    # inode, mode, uid, gid, links, mtime, size, the file's device (2), the node's device (2), name,
+    # checksum
     fields = (
         number,
         entry.mode,

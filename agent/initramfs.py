@@ -1,7 +1,7 @@
 """The file system the guest kernel starts from: our agent as /init and the modules it loads.
 
-It must not choose modules (the kernel's reconciler does) and adds no secret: every sandbox with the same kernel boots from
-the same bytes.
+It must not choose modules (the kernel's reconciler does) and adds no secret: every sandbox with the
+same kernel boots from the same bytes.
 """
 
 from __future__ import annotations

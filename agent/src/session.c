@@ -162,10 +162,10 @@ static void credit(struct stream *stream, const struct frame *frame) {
 static void end_or_signal(struct session *session, struct stream *stream, const struct frame *frame) {
     if (frame->length != 2) return;
     bool abandon = (frame->payload[1] & 1) != 0;
-    if (stream->state == STREAM_BODY || abandon) {
-        uint32_t id = stream->id;
-        stream_abandon(&session->streams, stream);
-        refuse_request(session, id, REQUEST_EXEC, "abandoned");
+    if (stream->state == STREAM_RUNNING && abandon && stream->command.pid > 0) {
+        stream_forget(stream); /* its EXIT comes when it is dead */
+    } else if (stream->state == STREAM_BODY || abandon) {
+        stream_exit(&session->streams, stream, &session->port, EXIT_REFUSED, 0, "abandoned");
     } else if (frame->payload[0] >= 1 && frame->payload[0] <= 64) {
         command_signal(&stream->command, frame->payload[0]);
     }

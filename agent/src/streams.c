@@ -137,27 +137,22 @@ void stream_input(struct stream *stream, struct port *port, const uint8_t *data,
     drain_input(stream, port);
 }
 
-void stream_abandon(struct streams *streams, struct stream *stream) {
-    if (stream->state == STREAM_RUNNING) command_signal(&stream->command, SIGKILL);
-    stream_free_body(streams, stream);
-    if (stream->state == STREAM_RUNNING && stream->command.pid > 0) {
-        stream->state = STREAM_FORGOTTEN;
-        close_fd(&stream->command.in);
-        close_fd(&stream->command.out[0]);
-        close_fd(&stream->command.out[1]);
-    } else {
-        stream_release(streams, stream);
-    }
+void stream_forget(struct stream *stream) {
+    /* Before its input is closed: end of file must not look to it as if all had come. */
+    command_signal(&stream->command, SIGKILL);
+    stream->state = STREAM_FORGOTTEN;
+    close_fd(&stream->command.in);
+    close_fd(&stream->command.out[0]);
+    close_fd(&stream->command.out[1]);
 }
 
 void streams_end_session(struct streams *streams) {
     for (size_t i = 0; i < STREAMS_MAX; i++) {
         struct stream *stream = &streams->all[i];
-        if (stream->state != STREAM_BODY && stream->state != STREAM_RUNNING) continue;
+        if (stream->state == STREAM_RUNNING && stream->command.pid > 0) stream_forget(stream);
         /* A command that has exited, and only waits for its output to be taken, leaves running what it left running. */
-        bool exited = stream->state == STREAM_RUNNING && stream->command.pid == 0;
-        if (exited) stream_release(streams, stream);
-        else stream_abandon(streams, stream);
+        else if (stream->state == STREAM_BODY || stream->state == STREAM_RUNNING) stream_release(streams, stream);
+        stream->id = 0;
     }
 }
 
@@ -182,6 +177,10 @@ static void pump_output(struct stream *stream, struct port *port, int channel) {
 
 static void report_end(struct streams *streams, struct stream *stream, struct port *port) {
     const struct command *command = &stream->command;
+    if (stream->id == 0) {
+        stream_release(streams, stream);
+        return;
+    }
     struct child_failure failure = command->failure;
     int status = command->wait_status;
     if (command->timed_out) stream_exit(streams, stream, port, EXIT_TIMEOUT, 0, "");
@@ -205,9 +204,10 @@ void streams_turn(struct streams *streams, struct port *port) {
     streams->next = (streams->next + 1) % STREAMS_MAX;
     for (size_t i = 0; i < STREAMS_MAX; i++) {
         struct stream *stream = &streams->all[(streams->next + i) % STREAMS_MAX];
-        if (stream->state == STREAM_FORGOTTEN && stream->command.pid == 0) stream_release(streams, stream);
-        if (stream->state != STREAM_RUNNING) continue;
         struct command *command = &stream->command;
+        bool ended = command_finished(command) && port_room(port) > PORT_RESERVE;
+        if (stream->state == STREAM_FORGOTTEN && ended) report_end(streams, stream, port);
+        if (stream->state != STREAM_RUNNING) continue;
         if (command->deadline != 0 && now >= command->deadline) {
             command->timed_out = true;
             command->deadline = 0;

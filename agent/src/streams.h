@@ -16,12 +16,12 @@ enum stream_state {
     STREAM_FREE,
     STREAM_BODY,    /* its request is still arriving */
     STREAM_RUNNING,
-    STREAM_FORGOTTEN, /* killed, nobody listens; waits to be reaped */
+    STREAM_FORGOTTEN, /* killed, nobody takes its output; waits to be reaped */
 };
 
 struct stream {
     enum stream_state state;
-    uint32_t id;
+    uint32_t id; /* 0: of a session that has ended */
     enum request_kind kind;
     uint8_t *body;
     uint32_t body_have, body_total;
@@ -49,7 +49,8 @@ void stream_exit(struct streams *streams, struct stream *stream, struct port *po
                  uint32_t value, const char *reason);
 
 void stream_input(struct stream *stream, struct port *port, const uint8_t *data, size_t length);
-void stream_abandon(struct streams *streams, struct stream *stream);
+/* Kills a running command and drops its output; its slot is free once it was reaped. */
+void stream_forget(struct stream *stream);
 void streams_end_session(struct streams *streams);
 
 /* For the loop: what to wait for, what to do then, and how long to wait at most. */
