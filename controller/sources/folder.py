@@ -22,6 +22,7 @@ from controller.sources.listing import (
     explain,
     list_sources,
     open_beneath,
+    was_switched,
 )
 from specs.text import visible
 
@@ -31,6 +32,9 @@ BOXFILE_MAX = 256 * 1024  # bytes
 # coarsest clock in use (FAT: 2 s) when it was read.
 SETTLED_NS = 2_000_000_000
 READ_TRIES = 3
+# A feeder is switched as a whole, so a scan must not mix two versions of it. One that never rests
+# is taken as it comes; the hint for its last switch brings the next scan.
+CONSISTENT_TRIES = 5
 GONE_MEANWHILE = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -113,8 +117,12 @@ def scan(
         return FolderMissing(missing_reason(cache.resolved or folder, error))
     try:
         facts = os.fstat(root)
-        listing = list_sources(root)
-        return read_all(root, (facts.st_dev, facts.st_ino), listing, cache, recorded)
+        for _ in range(CONSISTENT_TRIES):
+            listing = list_sources(root)
+            found = read_all(root, (facts.st_dev, facts.st_ino), listing, cache, recorded)
+            if not was_switched(root, listing):
+                break
+        return found
     except OSError as error:
         return FolderMissing(missing_reason(cache.resolved, error))
     finally:

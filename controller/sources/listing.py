@@ -6,6 +6,7 @@ followed. What the files say is not this module's business.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
 
+from controller.files import StatKey, stat_key
 from reconcilers.confinement import syscalls
 from specs.errors import BadName
 from specs.names import check_name
@@ -57,11 +59,15 @@ class Candidate:
 
 @dataclass(slots=True)
 class Listing:
-    """`lost` maps a path (a folder's ends with a slash) to why nothing is known about it."""
+    """`lost` maps a path (a folder's ends with a slash) to why nothing is known about it.
+
+    `switches` are the feeders that are symlinks, each as it was before it was read through.
+    """
 
     candidates: list[Candidate] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
+    switches: dict[str, StatKey] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=8192)
@@ -148,34 +154,22 @@ def add_folder(listing: Listing, root: int, entry: os.DirEntry[str], name: str) 
 
 
 def add_feeder(listing: Listing, root: int, entry: os.DirEntry[str]) -> None:
-    """The files of NAME.d/, of one version of it even if the symlink is switched meanwhile."""
-    link = entry.is_symlink()
-    if not link and not entry.is_dir(follow_symlinks=False):
+    if entry.is_symlink():
+        with contextlib.suppress(FileNotFoundError):
+            listing.switches[entry.name] = stat_key(entry.stat(follow_symlinks=False))
+    elif not entry.is_dir(follow_symlinks=False):
         return
     prefix = f"{entry.name}/"
-    for _ in range(UNCERTAIN_TRIES):
-        part = Listing()
-        try:
-            descriptor = open_beneath(root, entry.name, OPEN_FOLDER)
-        except OSError as error:
-            listing.lost[prefix] = explain(error)
-            listing.problems.append((entry.name, explain(error)))
-            return
+    try:
+        descriptor = open_beneath(root, entry.name, OPEN_FOLDER)
         try:
             with os.scandir(descriptor) as entries:
-                add_feeder_entries(part, entries, prefix)
-            before = os.fstat(descriptor)
-        except OSError as error:
-            listing.lost[prefix] = explain(error)
-            listing.problems.append((entry.name, explain(error)))
-            return
+                add_feeder_entries(listing, entries, prefix)
         finally:
             os.close(descriptor)
-        if not link or same_folder_now(root, entry.name, before):
-            break
-    listing.candidates += part.candidates
-    listing.problems += part.problems
-    listing.lost |= part.lost
+    except OSError as error:
+        listing.lost[prefix] = explain(error)
+        listing.problems.append((entry.name, explain(error)))
 
 
 def add_feeder_entries(listing: Listing, entries: Iterable[os.DirEntry[str]], prefix: str) -> None:
@@ -187,12 +181,16 @@ def add_feeder_entries(listing: Listing, entries: Iterable[os.DirEntry[str]], pr
             listing.problems.append((prefix + visible(entry.name), name))
 
 
-def same_folder_now(root: int, name: str, before: os.stat_result) -> bool:
-    try:
-        now = os.stat(name, dir_fd=root)
-    except OSError:
-        return False
-    return (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino)
+def was_switched(root: int, listing: Listing) -> bool:
+    """Whether a feeder's symlink was replaced since it was listed."""
+    for name, before in listing.switches.items():
+        try:
+            now = stat_key(os.stat(name, dir_fd=root, follow_symlinks=False))
+        except OSError:
+            return True
+        if now != before:
+            return True
+    return False
 
 
 def open_beneath(root: int, path: str, flags: int) -> int:

@@ -334,6 +334,37 @@ def test_a_feeder_is_switched_as_a_whole(boxes: Path, look: Scanner) -> None:
     assert {source.data for source in found.files.values()} == {text(cpus=2)}
 
 
+def test_a_scan_never_mixes_two_versions_of_a_feeder(boxes: Path, look: Scanner) -> None:
+    versions = []
+    for i in range(2):
+        (boxes / f".feed-{i}").mkdir()
+        for name in (*(f"box-{n}" for n in range(30)), f"only{i}"):
+            (boxes / f".feed-{i}" / f"{name}.yaml").write_bytes(text(cpus=i + 1))
+        versions.append(frozenset((*(f"box-{n}" for n in range(30)), f"only{i}")))
+    (boxes / "team.d").symlink_to(".feed-0")
+    code = (
+        "import itertools, os, time\n"
+        "for i in itertools.count():\n"
+        "    os.symlink(f'.feed-{i % 2}', '.new')\n"
+        "    os.rename('.new', 'team.d')\n"
+        "    time.sleep(0.005)\n"
+    )
+    switcher = subprocess.Popen([sys.executable, "-c", code], cwd=boxes)
+    seen: set[frozenset[str]] = set()
+    try:
+        deadline = time.monotonic() + 20
+        scans = 0
+        while (scans < 400 or len(seen) < 2) and time.monotonic() < deadline:
+            found = look()
+            assert len({source.data for source in found.files.values()}) == 1
+            seen.add(frozenset(found.files))
+            scans += 1
+    finally:
+        switcher.kill()
+        switcher.wait()
+    assert seen == set(versions)
+
+
 # -- W3: editors ---------------------------------------------------------------------------------
 
 
