@@ -3,8 +3,8 @@
 # and leaves nothing behind. It uses box only as a user does, and looks at the host with its own eyes.
 set -eu
 
-HERE=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
-PATH=$HERE/../.venv/bin:$PATH
+cd "$(dirname -- "$0")/.."
+PATH=$PWD/.venv/bin:$PATH
 BOX_HOME=$(mktemp -d /tmp/box-demo.XXXXXX)
 export PATH BOX_HOME
 LOG=$BOX_HOME/controller.log
@@ -15,8 +15,15 @@ STARTED=$(date +%s)
 chapter() { printf '\n%s\n' "$*"; }
 tell() { printf '  %s\n' "$*"; }
 
-show() { # runs a command as a user would type it
-    printf '  $ %s\n' "$*"
+show() { # runs a command, printed as a user would type it
+    printf '  $'
+    for word; do
+        case $word in
+            *[!A-Za-z0-9_./=:-]*) printf " '%s'" "$word" ;;
+            *) printf ' %s' "$word" ;;
+        esac
+    done
+    printf '\n'
     output=$("$@" 2>&1) || fail "it answered: $output"
     [ -z "$output" ] || printf '%s\n' "$output" | sed 's/^/      /'
 }
@@ -55,7 +62,9 @@ alive() { kill -0 "$1" 2>/dev/null; }
 dead() { ! alive "$1"; }
 answers_or_dies() { test -S "$BOX_HOME/box.sock" || dead "$CONTROLLER"; }
 has_new_vmm() { new=$(vmm_pid); [ "$new" -gt 0 ] && [ "$new" != "$VMM" ] && alive "$new"; }
-status_of() { awk -v key="$1:" '$1 == key {$1 = ""; print substr($0, 2)}' "/proc/$VMM/status"; }
+status_of() { awk -v key="$1:" '$1 == key {print $2}' "/proc/$VMM/status"; }
+
+groups_or_none() { groups=$(status_of Groups) && printf '%s' "${groups:-none}"; }
 
 cgroups_of() { # existing directories of a process's cgroups, from its own list
     while IFS=: read -r _ _ path; do
@@ -112,7 +121,7 @@ show box get
 
 chapter '2. A Boxfile is dropped into it.'
 dropped=$(date +%s)
-show cp "$HERE/hello.box.yaml" "$BOX_HOME/boxes/"
+show cp examples/hello.box.yaml "$BOX_HOME/boxes/"
 show box wait hello --for Ready --timeout 60
 tell "It took $(($(date +%s) - dropped)) s from the copy to Ready."
 show box get
@@ -123,11 +132,11 @@ chapter '3. A command runs in it, on a kernel of its own.'
 show uname -r
 show box exec hello -- uname -r
 # shellcheck disable=SC2016 # the guest's shell is to expand it
-show box exec hello -- sh -c 'echo "$GREETING from $(id -un)" | tee /data/note'
+show box exec hello -- sh -c 'echo "$GREETING from $(id -un)" | tee /data/note && sync'
 
 chapter '4. The process that emulates the machine is in a cage. Linux itself says so, in /proc:'
-tell "process       $VMM, user $(status_of Uid | cut -f1), groups '$(status_of Groups | tr -d ' ')'"
-tell "capabilities  effective $(status_of CapEff), bounding $(status_of CapBnd)"
+tell "process       $VMM, user $(status_of Uid), supplementary groups: $(groups_or_none)"
+tell "capabilities  permitted $(status_of CapPrm), bounding $(status_of CapBnd)"
 tell "system calls  filter mode $(status_of Seccomp), no new privileges $(status_of NoNewPrivs)"
 tell "network       $(tail -n +3 "/proc/$VMM/net/dev" | cut -d: -f1 | tr -d ' ' | tr '\n' ' ')only"
 NETNS=$(readlink "/proc/$VMM/ns/net")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,49 +13,62 @@ from tests.lint.tree import ROOT
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(200)]
 
-DEMO = ["sh", str(ROOT / "examples" / "demo.sh")]
 
+class Demo:
+    """One run of the script; knows its $BOX_HOME and instance once the story has begun."""
 
-def environment() -> dict[str, str]:
-    """The interpreter that runs the tests first, so that the demo runs this tree's box."""
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    def __init__(self) -> None:
+        argv = ["sh", str(ROOT / "examples" / "demo.sh")]
+        self.process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.told: list[str] = []
+        self.home = Path(self.read_until("BOX_HOME is ").split()[2].rstrip(","))
+        self.read_until("$ box get")
+        self.instance = (self.home / "instance").read_text().strip()
 
+    def read_until(self, words: str) -> str:
+        """The next line that holds `words`; the test fails if the story ends before."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.told.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"the demo never said {words!r}:\n{''.join(self.told)}")
 
-def traces() -> set[str]:
-    """What a demo could leave: its folders, its cgroups, processes that name it."""
-    found = {str(p) for p in Path("/tmp").glob("box-demo.*")}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"box-demo." in words:
-            found.add(str(process))
-    return found
+    def end(self) -> int:
+        assert self.process.stdout is not None
+        self.told += self.process.stdout.readlines()
+        return self.process.wait(60)
 
-
-def cgroups() -> set[str]:
-    return {str(p) for p in Path("/sys/fs/cgroup").glob("*/box/*")}
+    def left_behind(self) -> list[str]:
+        """Whatever on the host still bears the demo's name."""
+        found = [str(self.home)] if self.home.exists() else []
+        found += [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/box/{self.instance}")]
+        found += [str(p) for p in Path("/run/box").glob(self.instance)]
+        names = (self.instance.encode(), os.fsencode(self.home))
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if any(name in words for name in names):
+                found.append(f"{process}: {words[-200:]!r}")
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        return found + [line for line in mounts if self.instance in line or str(self.home) in line]
 
 
 def test_the_demo_tells_its_story_and_leaves_nothing() -> None:
-    before = traces(), cgroups(), len(Path("/proc/self/mounts").read_text().splitlines())
-    done = subprocess.run(DEMO, env=environment(), capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "That was the whole story" in done.stdout
-    after = traces(), cgroups(), len(Path("/proc/self/mounts").read_text().splitlines())
-    assert after == before
+    demo = Demo()
+    assert demo.end() == 0, "".join(demo.told)
+    assert "That was the whole story" in "".join(demo.told)
+    assert demo.left_behind() == []
 
 
 def test_an_interrupted_demo_cleans_up() -> None:
-    before = traces(), cgroups()
-    demo = subprocess.Popen(DEMO, env=environment(), stdout=subprocess.PIPE, text=True)
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if line.startswith("  $ box exec"):
-            break
-    demo.send_signal(signal.SIGINT)
-    demo.stdout.read()
-    assert demo.wait(60) == 130
-    time.sleep(0.2)
-    assert (traces(), cgroups()) == before
+    demo = Demo()
+    demo.read_until("$ box exec")
+    assert demo.left_behind() != []
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.end() == 130
+    assert demo.left_behind() == []
