@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 import h11
 
@@ -138,9 +139,8 @@ class HttpConnection:
         ]
         if self._http.their_state in (h11.IDLE, h11.SEND_BODY, h11.ERROR):  # not all was read
             headers.append(("Connection", "close"))
-        await self._send(h11.Response(status_code=status, headers=headers))
-        await self._send(h11.Data(data=body))
-        await self._send(h11.EndOfMessage())
+        response = h11.Response(status_code=status, headers=headers, reason=reason_of(status))
+        await self._send(response, h11.Data(data=body), h11.EndOfMessage())
         try:
             self._http.start_next_cycle()
         except h11.LocalProtocolError:  # one side must close
@@ -150,13 +150,13 @@ class HttpConnection:
     async def switch(self, protocol: str) -> bytes:
         """Answer 101 and give the connection up; returns bytes already received past the head."""
         headers = [("Upgrade", protocol), ("Connection", "Upgrade")]
-        await self._send(h11.InformationalResponse(status_code=101, headers=headers))
+        await self._send(
+            h11.InformationalResponse(status_code=101, headers=headers, reason=reason_of(101))
+        )
         return bytes(self._http.trailing_data[0])
 
-    async def _send(self, event: h11.Event) -> None:
-        data = self._http.send(event)
-        if not data:
-            return
+    async def _send(self, *events: h11.Event) -> None:
+        data = b"".join(self._http.send(event) or b"" for event in events)
         try:
             self.writer.write(data)
             async with asyncio.timeout(self._limits.reply_seconds):
@@ -173,3 +173,7 @@ class HttpConnection:
             async with asyncio.timeout(1.0):
                 await self.writer.wait_closed()
         self.writer.transport.abort()
+
+
+def reason_of(status: int) -> bytes:
+    return HTTPStatus(status).phrase.encode("ascii")

@@ -138,7 +138,7 @@ def image_tools(name: str, about: Subject) -> Result:
 
 
 def hardware_virtualization(name: str, about: Subject) -> Result:
-    """Only a quick look: what decides is the guest kernel booting, tried when a sandbox needs it."""
+    """A quick look only: what decides is the guest kernel booting, when a sandbox needs it."""
     from reconcilers.accel import KVM_DEVICE
 
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")

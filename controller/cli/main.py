@@ -20,11 +20,13 @@ BOX_FAILED = 125
 
 def main() -> int:
     """Run the command line in sys.argv; the exit status. Installed as `box`."""
+    _fill_standard_descriptors()
     arguments = sys.argv[1:]
     is_exec = bool(arguments) and arguments[0] == "exec"
     try:
         status = _run(arguments, is_exec)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None when it was closed from the start
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -34,6 +36,15 @@ def main() -> int:
     except Exception as problem:
         return _explain(problem, is_exec)
     return status
+
+
+def _fill_standard_descriptors() -> None:
+    """Open what we were started without, else the next socket becomes our stdin or stdout."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
 
 
 def _run(arguments: list[str], is_exec: bool) -> int:
