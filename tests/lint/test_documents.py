@@ -1,0 +1,38 @@
+"""What people read first must lead somewhere, and show commands that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.lint.test_tree import text_of
+from tests.lint.tree import ROOT, project_files
+
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)[^)\s]*\)")
+
+
+def documents() -> list[Path]:
+    return [path for path in project_files() if path.suffix == ".md"]
+
+
+def test_every_relative_link_leads_to_a_file() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in documents()
+        for target in LINK.findall(text_of(path))
+        if not (path.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_the_readme_leads_to_every_document() -> None:
+    linked = {(ROOT / target).resolve() for target in LINK.findall(text_of(ROOT / "README.md"))}
+    explained = [p for p in documents() if p.name not in ("README.md",)]
+    assert [str(p.relative_to(ROOT)) for p in explained if p not in linked] == []
+
+
+def test_dev_knows_every_command_that_the_readme_names() -> None:
+    named = set(re.findall(r"\./dev (\w+)", text_of(ROOT / "README.md")))
+    known = set(re.findall(r"^    (\w+)(?: \||\))", text_of(ROOT / "dev"), re.MULTILINE))
+    assert {"demo", "test"} <= named
+    assert named - known == set()
