@@ -1,7 +1,7 @@
 """A microVM without a jail: QEMU, the guest kernel, our initramfs, and the agent's channel.
 
-For tests of the agent and as the yardstick of bench/: it must not use reconcilers or the controller,
-except to pick the kernel and its modules, so that a fault there cannot hide one here.
+For tests of the agent and as the yardstick of bench/: it must not use reconcilers or the
+controller, except to pick the kernel and its modules, so that a fault there cannot hide one here.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from specs.config import Config
 QEMU = "qemu-system-x86_64"
 BUSYBOX = Path("/bin/busybox")
 BOOT_SECONDS = 60.0
+_FOLDERS = "bin sbin usr/bin etc proc sys dev run data mnt root tmp home"
+FOLDERS = tuple(_FOLDERS.split())
 
 
 def kernel() -> Kernel:
@@ -48,7 +50,7 @@ def tsc_khz() -> int:
 def busybox_image(folder: Path, extra: Sequence[tuple[str, str, int]] = ()) -> Path:
     """A small squashfs root. `extra`: (path, content, mode)."""
     tree = folder / "tree"
-    for name in "bin sbin usr/bin etc proc sys dev run data mnt root tmp home".split():
+    for name in FOLDERS:
         (tree / name).mkdir(parents=True, exist_ok=True)
     (tree / "tmp").chmod(0o1777)
     (tree / "bin/busybox").write_bytes(BUSYBOX.read_bytes())
