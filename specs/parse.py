@@ -93,7 +93,6 @@ def _name(document: Document, file: str, expected_name: str | None) -> list[Prob
     if not isinstance(written, str) or written == expected_name:
         return []
     place = document.place(("name",))
-    document.data["name"] = expected_name
     message = f'"{visible(written, 80)}" is not the name that the file stands for, {expected_name}'
     fix = f'write "name: {expected_name}", remove the line, or rename the file'
     return [Problem(file, *place, "name", message, fix)]

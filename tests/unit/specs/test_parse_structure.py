@@ -65,6 +65,8 @@ def test_byte_order_mark_and_crlf_equal_the_plain_file() -> None:
     windows = b"\xef\xbb\xbf" + PLAIN.replace("\n", "\r\n").encode()
     assert accepted(windows) == accepted(PLAIN)
     assert accepted(windows).digest() == accepted(PLAIN).digest()
+    toml = b"\xef\xbb\xbfcpus = 4\r\n[env]\r\nA = 'x'\r\n"
+    assert accepted(toml, file="fern.box.toml").env == {"A": "x"}
 
 
 def test_positions_after_a_byte_order_mark_and_crlf_are_those_of_the_plain_file() -> None:
@@ -79,6 +81,8 @@ def test_positions_after_a_byte_order_mark_and_crlf_are_those_of_the_plain_file(
         "cpus: 4\n\u00a0\u00a0ram_mib: 512\n",
         "data:\n\u00a0\u00a0size_mib: 100\n",
         "env:\n  A: x\n\u00a0 B: y\n",
+        "env:\n  A: x\n  \u00a0no colon here\n  B: y\n",
+        "cpus: 2\n\u00a0no colon here\n",
     ],
 )
 def test_no_break_space_indentation_is_refused_showing_the_code_point(text: str) -> None:
