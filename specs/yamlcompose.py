@@ -86,13 +86,10 @@ class Composer:
             for event in YAML(typ="safe", pure=True).parse(io.StringIO(self._text)):
                 last = _place(event.start_mark)
                 yield event
-        except Unreadable:
-            raise
         except MarkedYAMLError as error:
             raise self._syntax(error) from None
-        except (
-            Exception
-        ) as error:  # the library asserts and overflows on odd directives and escapes
+        except Exception as error:
+            # The library asserts and overflows on odd directives and escapes.
             message = f"cannot be read as YAML: {visible(str(error))}"
             raise self._stop(last, message, "look at this line and the one after it") from None
 
