@@ -39,13 +39,6 @@ class Hints:
 
 
 @pytest.fixture
-def boxes(tmp_path: Path) -> Path:
-    folder = tmp_path / "boxes"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def hints() -> Hints:
     return Hints()
 

@@ -26,13 +26,6 @@ time.sleep(60)
 """
 
 
-@pytest.fixture
-def boxes(tmp_path: Path) -> Path:
-    folder = tmp_path / "boxes"
-    folder.mkdir()
-    return folder
-
-
 def controller(lock: Path, folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", CONTROLLER, str(lock), str(folder)],
