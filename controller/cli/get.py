@@ -67,7 +67,7 @@ def _print_rows(rows: list[list[str]], wide: bool, *, head: bool) -> None:
     names = HEAD + WIDE if wide else HEAD
     sizes = output.widths([names, *rows])
     if head:
-        print(output.line(names, sizes))
+        print(output.line(names, sizes), flush=True)
     for row in rows:
         print(output.line(row, sizes, ["", READY_COLOURS.get(row[1], "")]), flush=True)
 

@@ -64,7 +64,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def print_pairs(pairs: Iterable[tuple[str, object]], indent: str = "") -> None:
     """`label  value` lines, labels aligned; empty values are left out."""
-    shown = [(label, safe(value)) for label, value in pairs if value not in ("", None)]
+    shown = [(safe(label), safe(value)) for label, value in pairs if value not in ("", None)]
     size = max((len(label) for label, _ in shown), default=0)
     for label, value in shown:
         print(f"{indent}{label.ljust(size)}  {value}".rstrip())

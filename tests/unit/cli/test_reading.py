@@ -1,0 +1,302 @@
+"""get, describe, drift, events, wait and logs: from files, with and without each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from controller.socketfile import bind
+from controller.store import Record, Store
+from reconcilers.layout import Layout
+from specs.boxfile import Boxfile
+from specs.conditions import Condition, ConditionType, Reason, Status
+from specs.drift import Drift, Event
+from specs.report import Failure, Report
+from tests.unit.cli.support import ARGV, box, environment, text
+
+SINCE = "2026-01-01T00:00:00+00:00"
+ESCAPE = "\x1b[2J\x1b]0;owned\x07"
+
+pytestmark = pytest.mark.needs_root
+
+
+def condition(
+    kind: str, status: str, reason: str, message: str = "", generation: int = 2
+) -> Condition:
+    return Condition(
+        ConditionType(kind), Status(status), Reason(reason), message, generation, SINCE
+    )
+
+
+def settle(layout: Layout, name: str = "fern", **more: object) -> None:
+    """What a controller leaves behind for a sandbox that runs."""
+    spec = Boxfile(name=name, cpus=1)
+    (layout.boxes / f"{name}.box.yaml").write_text(f"name: {name}\ncpus: 1\n")
+    store = Store(layout)
+    store.save(Record(name=name, generation=2, spec=spec, source=f"{name}.box.yaml", created=SINCE))
+    report = Report(
+        name=name,
+        generation=2,
+        state="running",
+        backend="qemu",
+        accel="tcg",
+        isolation="strict",
+        source=f"{name}.box.yaml",
+        created=SINCE,
+        conditions=(
+            condition("Valid", "True", "Accepted"),
+            condition("HardwareIsolated", "False", "SoftwareEmulation", "the CPU is emulated"),
+            condition("Ready", "True", "GuestReady", "the agent answers"),
+        ),
+        vmm={"pid": 4242},
+        guest={"kernel": "6.1.0"},
+        confinement=(
+            {"layer": "seccomp", "item": "mode", "want": "2", "got": "2", "ok": True,
+             "source": "/proc/4242/status", "when": "live", "mend": "replace"},
+            {"layer": "cgroup", "item": "pids.max", "want": "64", "got": "max", "ok": False,
+             "source": "/sys/fs/cgroup/pids", "when": "live", "mend": "in place"},
+        ),
+        drift=(Drift("memory limit", "640 MiB", "max", SINCE, "set again", SINCE),),
+    )  # fmt: skip
+    store.write_report(name, report.model_copy(update=more))
+    store.append_event(name, Event(SINCE, "Started", "its VMM runs", 2))
+
+
+def test_get_without_a_home_says_what_to_do_next_and_creates_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = box(home, "get")
+    assert done.returncode == 0
+    assert "box new" in text(done)
+    assert not home.exists()
+
+
+def test_get_without_sandboxes_says_what_to_do_next(layout: Layout) -> None:
+    assert "box apply -f" in text(box(layout.home, "get"))
+    assert json.loads(box(layout.home, "get", "-o", "json").stdout) == {"sandboxes": []}
+
+
+def test_get_lists_what_runs_and_says_that_the_controller_is_down(layout: Layout) -> None:
+    settle(layout)
+    done = box(layout.home, "get")
+    head, row = done.stdout.decode().splitlines()
+    assert head.split() == ["NAME", "READY", "BACKEND", "ISOLATION", "AGE", "DRIFT", "REASON"]
+    assert row.split()[:4] == ["fern", "True", "qemu/tcg", "strict"]
+    assert b"the controller is not running" in done.stderr
+    assert b"4242" in box(layout.home, "get", "-o", "wide").stdout
+
+
+def test_get_shows_a_boxfile_that_no_controller_has_seen(layout: Layout) -> None:
+    (layout.boxes / "new.yaml").write_text("name: new\n")
+    row = box(layout.home, "get").stdout.decode().splitlines()[1].split()
+    assert (row[0], row[1], row[-1]) == ("new", "Unknown", "NotObserved")
+
+
+def test_get_shows_a_deleted_sandbox_until_it_is_gone(layout: Layout) -> None:
+    settle(layout)
+    (layout.boxes / "fern.box.yaml").unlink()
+    assert b"(missing)" in box(layout.home, "get", "-o", "wide").stdout
+
+
+def test_get_prints_the_same_data_in_every_form(layout: Layout) -> None:
+    settle(layout)
+    as_json = json.loads(box(layout.home, "get", "fern", "-o", "json").stdout)
+    assert as_json["spec"] == {"name": "fern", "cpus": 1}
+    assert as_json["conditions"][2]["reason"] == "GuestReady"
+    as_yaml = YAML(typ="safe", pure=True).load(box(layout.home, "get", "fern", "-o", "yaml").stdout)
+    assert as_yaml == as_json
+    as_toml = tomllib.loads(box(layout.home, "get", "fern", "-o", "toml").stdout.decode())
+    assert as_toml["spec"] == as_json["spec"]
+    assert box(layout.home, "get", "-o", "name").stdout == b"fern\n"
+
+
+@pytest.mark.parametrize("verb", ["get", "describe", "events", "logs", "drift"])
+def test_an_unknown_sandbox_is_an_error_and_a_bad_name_a_mistake(layout: Layout, verb: str) -> None:
+    done = box(layout.home, verb, "nobody")
+    assert (done.returncode, "no sandbox" in text(done)) == (1, True)
+    assert box(layout.home, verb, "../x").returncode == 2
+    assert text(box(layout.home, verb, "../x"))
+
+
+def test_describe_shows_everything(layout: Layout) -> None:
+    failure = Failure(step="start VMM", message="it broke", fix="mend it", replay="qemu -S")
+    settle(layout, failure=failure)
+    shown = text(box(layout.home, "describe", "fern"))
+    for words in (
+        "cpus: 1", "SoftwareEmulation", "the CPU is emulated", "4242", "6.1.0", "/proc/4242/status",
+        "max instead of 64", "memory limit", "set again", "Started", "it broke", "mend it",
+        "qemu -S",
+    ):  # fmt: skip
+        assert words in shown, words
+
+
+def test_files_that_are_missing_or_garbage_hide_nothing_else(layout: Layout) -> None:
+    settle(layout)
+    (layout.observed / "fern" / "observed.toml").write_bytes(b"\xff\x00garbage")
+    (layout.observed / "fern" / "events.jsonl").write_bytes(b"{torn")
+    assert "Nothing has been observed" in text(box(layout.home, "describe", "fern"))
+    (layout.state / "fern.toml").write_text("name = [")
+    assert "unreadable" in text(box(layout.home, "describe", "fern"))
+    assert b"fern" in box(layout.home, "get").stdout
+
+
+def test_no_terminal_escape_gets_through(layout: Layout) -> None:
+    settle(
+        layout,
+        vmm={"pid": ESCAPE},
+        guest={ESCAPE: ESCAPE},
+        backend=ESCAPE,
+        confinement=({"layer": ESCAPE, "item": ESCAPE, "got": ESCAPE, "source": ESCAPE},),
+        drift=(Drift(ESCAPE, ESCAPE, ESCAPE, SINCE, ESCAPE, ""),),
+        failure=Failure(step=ESCAPE, message=ESCAPE, fix=ESCAPE, replay=ESCAPE),
+        conditions=(condition("Ready", "False", "BackingOff", ESCAPE),),
+    )
+    Store(layout).append_event("fern", Event(SINCE, ESCAPE, ESCAPE, 1))
+    layout.sandbox_runtime("fern").mkdir()
+    layout.console_log("fern").write_bytes(b"boot\r\n" + ESCAPE.encode() + b"\xff\n")
+    for verb in (
+        ("get",), ("get", "-o", "wide"), ("describe", "fern"), ("drift",), ("events", "fern"),
+        ("logs", "fern"), ("get", "-o", "json"), ("get", "-o", "yaml"), ("get", "-o", "toml"),
+    ):  # fmt: skip
+        done = box(layout.home, *verb)
+        assert done.returncode == 0, text(done)
+        assert b"\x1b" not in done.stdout + done.stderr, verb
+        assert b"\x07" not in done.stdout + done.stderr, verb
+
+
+def test_logs_keep_lines_and_tail(layout: Layout) -> None:
+    settle(layout)
+    assert box(layout.home, "logs", "fern").returncode == 1
+    layout.sandbox_runtime("fern").mkdir()
+    layout.console_log("fern").write_bytes(b"one\r\ntwo\nthree")
+    assert box(layout.home, "logs", "fern", "--console").stdout == b"one\ntwo\nthree"
+    assert box(layout.home, "logs", "fern", "--tail", "1").stdout == b"three"
+    layout.console_log("fern").unlink()
+    os.mkfifo(layout.console_log("fern"))
+    assert box(layout.home, "logs", "fern").returncode == 1
+
+
+def test_logs_follow_appended_and_replaced_logs(layout: Layout) -> None:
+    settle(layout)
+    layout.sandbox_runtime("fern").mkdir()
+    log = layout.console_log("fern")
+    log.write_bytes(b"one\n")
+    with following(layout, "logs", "fern") as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"one\n"
+        with log.open("ab") as file:
+            file.write(b"two\n")
+        assert child.stdout.readline() == b"two\n"
+        (log.parent / "next").write_bytes(b"again\n")
+        (log.parent / "next").rename(log)
+        assert child.stdout.readline() == b"again\n"
+        interrupt(child)
+
+
+def test_events_follow(layout: Layout) -> None:
+    settle(layout)
+    with following(layout, "events", "fern") as child:
+        assert child.stdout is not None
+        assert b"its VMM runs" in child.stdout.readline()
+        Store(layout).append_event("fern", Event(SINCE, "Stopped", "asked for", 2))
+        assert b"asked for" in child.stdout.readline()
+        interrupt(child)
+
+
+def test_get_watch_prints_what_changes(layout: Layout) -> None:
+    settle(layout)
+    with subprocess.Popen(
+        [*ARGV, "get", "--watch"], stdout=subprocess.PIPE, env=environment(layout.home)
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith(b"NAME")
+        assert child.stdout.readline().split()[:2] == [b"fern", b"True"]
+        settle(layout, conditions=(condition("Ready", "False", "VmmExited"),))
+        assert child.stdout.readline().split()[:2] == [b"fern", b"False"]
+        interrupt(child)
+
+
+def following(layout: Layout, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*ARGV, *arguments, "--follow"], stdout=subprocess.PIPE, env=environment(layout.home)
+    )
+
+
+def interrupt(child: subprocess.Popen[bytes]) -> None:
+    child.send_signal(signal.SIGINT)
+    assert child.wait(10) == 130
+
+
+def test_drift_lists_open_and_corrected(layout: Layout) -> None:
+    assert "no drift" in text(box(layout.home, "drift"))
+    settle(layout)
+    assert b"memory limit" in box(layout.home, "drift").stdout
+    rows = json.loads(box(layout.home, "drift", "fern", "-o", "json").stdout)["drift"]
+    assert (rows[0]["name"], rows[0]["desired"]) == ("fern", "640 MiB")
+
+
+def wait(layout: Layout, *arguments: str, timeout: str = "500ms") -> tuple[int, str]:
+    """As if a controller were running, which does nothing."""
+    listener = bind(layout.socket)
+    try:
+        done = box(layout.home, "wait", *arguments, "--timeout", timeout)
+    finally:
+        listener.close()
+    return done.returncode, text(done)
+
+
+def test_wait_returns_when_the_condition_holds(layout: Layout) -> None:
+    settle(layout)
+    assert wait(layout, "fern", "--for", "Ready")[0] == 0
+    assert wait(layout, "fern", "--for", "condition=ready")[0] == 0
+    assert wait(layout, "fern", "--for", "HardwareIsolated=False")[0] == 0
+
+
+def test_wait_gives_up_with_what_is_in_the_way(layout: Layout) -> None:
+    settle(layout)
+    status, shown = wait(layout, "fern", "--for", "HardwareIsolated")
+    assert status == 1
+    assert "SoftwareEmulation" in shown
+
+
+def test_wait_does_not_believe_a_condition_of_an_older_boxfile(layout: Layout) -> None:
+    settle(layout)
+    (layout.boxes / "fern.box.yaml").write_text("name: fern\ncpus: 2\n")
+    status, shown = wait(layout, "fern", "--for", "Ready")
+    assert status == 1
+    assert "not taken the Boxfile up" in shown
+
+
+def test_wait_ends_at_once_when_nobody_works_on_it(layout: Layout) -> None:
+    settle(layout)
+    begun = time.monotonic()
+    done = box(layout.home, "wait", "fern", "--for", "HardwareIsolated", "--timeout", "60s")
+    assert (done.returncode, "box controller" in text(done)) == (1, True)
+    assert time.monotonic() - begun < 10
+
+
+def test_wait_for_deletion(layout: Layout) -> None:
+    settle(layout)
+    assert wait(layout, "fern", "--for", "deleted")[0] == 1
+    (layout.boxes / "fern.box.yaml").unlink()
+    listener = bind(layout.socket)
+    argv = [*ARGV, "wait", "fern", "--for", "deleted", "--timeout", "20s"]
+    child = subprocess.Popen(argv, env=environment(layout.home))
+    time.sleep(1)
+    assert child.poll() is None
+    Store(layout).remove("fern")
+    assert child.wait(10) == 0
+    listener.close()
+
+
+@pytest.mark.parametrize("condition", ["Redy", "Ready=Maybe", ""])
+def test_wait_for_what_does_not_exist_is_a_mistake(layout: Layout, condition: str) -> None:
+    settle(layout)
+    assert wait(layout, "fern", "--for", condition)[0] == 2
