@@ -27,6 +27,7 @@ CA_INSIDE = "/etc/host-ca.crt"
 ENTER = """
 set -e
 root=$1; shift
+mount --bind "$root" "$root" # pivot_root(2) refuses to leave a root that is no mount point
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --rbind /sys "$root/sys"

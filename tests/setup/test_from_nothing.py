@@ -67,3 +67,10 @@ def test_a_missing_package_is_named_and_put_back(debian: FreshRoot) -> None:
     assert done.returncode == 0, done.stdout
     assert "install  busybox-static" in done.stdout
     assert "present  qemu-system-x86" in done.stdout
+
+
+def test_the_demo_runs_on_what_set_up_installed(debian: FreshRoot) -> None:
+    """Another QEMU, C library and guest kernel per suite: the jail has to let each of them work."""
+    done = debian.run(f"{INSIDE}/dev demo", timeout=180)
+    assert done.returncode == 0, done.stdout
+    assert "That was the whole story" in done.stdout
