@@ -73,7 +73,6 @@ class Inventory:
         recorded = {n: e.record.source for n, e in self.entries.items() if e.record.source}
         found = scan(self._layout.boxes, self._cache, recorded)
         if isinstance(found, FolderMissing):
-            self._cache = ScanCache()
             return self._hold_all(found.reason)
         ceiling = self._ceiling()
         changed = set()
@@ -195,7 +194,7 @@ class Inventory:
         identity = FolderIdentity(
             str(self._cache.resolved), device=found.identity[0], inode=found.identity[1]
         )
-        same = not isinstance(known, FolderIdentity) or known.identity == identity.identity
+        same = isinstance(known, FolderIdentity) and known.identity == identity.identity
         now = time.monotonic()
         times = self._vanished.update(set(inventory), found.present, now)
         decision = prune.decide(
@@ -209,7 +208,7 @@ class Inventory:
         )
         self._confirmed = False
         self.hold_reason, self.recheck_after = decision.reason, decision.recheck_after
-        if not isinstance(known, FolderIdentity) or decision.adopt_folder:
+        if decision.adopt_folder:
             self._store.save_folder(identity)
         return self._apply(decision)
 
@@ -228,11 +227,14 @@ class Inventory:
         for name in decision.held:
             entry = self.entries[name]
             verdict = Verdict(False, Reason.SourceMissing, decision.reason)
-            if not entry.record.held:
-                self._save(entry, replace(entry.record, held=True))
-                self.event(entry, "held", decision.reason)
+            # Only what vanished in a burst stays held over a restart; a folder is judged anew each
+            # time.
+            marked = name in decision.marked
+            if entry.record.held != marked:
+                self._save(entry, replace(entry.record, held=marked))
             if entry.verdict != verdict:
                 entry.verdict = verdict
+                self.event(entry, "held", decision.reason)
                 changed.add(name)
         for name in decision.remove:
             entry = self.entries[name]

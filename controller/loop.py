@@ -93,6 +93,12 @@ class Controller:
         """Something may have changed in the folder."""
         self._hint.set()
 
+    def look_again(self) -> None:
+        """SIGHUP: scan now, and make a full pass over every sandbox instead of waiting for timers."""
+        self.hint()
+        for name in self.inventory.entries:
+            self.queue.add(name)
+
     def _watch_exit(self, name: str, pid: int) -> None:
         """Ask for a pass the moment this process ends."""
         try:
@@ -223,6 +229,7 @@ class Controller:
         await server.start()
         tasks = [asyncio.create_task(self.work()) for _ in range(WORKERS)]
         tasks.append(asyncio.create_task(self.watch_folder()))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.look_again)
         log.info("watching %s", self._layout.boxes)
         await stopping.wait()
         await server.close()

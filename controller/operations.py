@@ -110,7 +110,10 @@ class Operations:
             Reading("kernel", p.item, p.want, p.got, p.ok, p.source, "live", "replace")
             for p in proofs
         )
-        return (*kernel, *read_confinement(self._host, name, box, live.record, uid, size))
+        found = (*kernel, *read_confinement(self._host, name, box, live.record, uid, size))
+        if not all(reading.ok for reading in found):
+            self._wake(name)  # what was just seen need not wait for the next timed pass
+        return found
 
     async def prune(self, *, confirm: bool) -> Mapping[str, str]:
         held = self._inventory.held()

@@ -101,6 +101,7 @@ class Worker:
                     entry.exits = 0  # a whole period went by with nothing to do
                 return observed, todo
             self._note_drift(entry, todo.steps)
+            self._report(entry, observed, todo)  # a boot takes seconds: say what is going on
             actor = Actor(self._host, name, box, entry.choice, entry.live, self._watch)
             try:
                 await self._act(entry, actor, todo.steps, created)

@@ -124,7 +124,7 @@ def _data(box: Boxfile, observed: Observed) -> tuple[list[Step], Blocked | None]
             return [], Blocked(
                 ConditionType.DataReady,
                 Reason.DiskLost,
-                "its data disk is gone; put it back in disks/, or delete the sandbox and start anew",
+                "its data disk is gone; put it back in disks/, or delete the sandbox, then start",
             )
         return [steps.CreateDisk("data", f"{wanted} MiB", "absent", size_mib=wanted)], None
     found: list[Step] = []

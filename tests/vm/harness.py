@@ -80,7 +80,12 @@ class Home:
         self, *arguments: str, check: bool = True, data: bytes | None = None, timeout: float = 120
     ) -> subprocess.CompletedProcess[bytes]:
         done = subprocess.run(
-            [*BOX, *arguments], env=self.env, input=data, capture_output=True, timeout=timeout, cwd=ROOT
+            [*BOX, *arguments],
+            env=self.env,
+            input=data,
+            capture_output=True,
+            timeout=timeout,
+            cwd=ROOT,
         )
         if check and done.returncode != 0:
             raise AssertionError(
@@ -97,7 +102,9 @@ class Home:
     def remove(self, name: str) -> None:
         (self.boxes / f"{name}.box.yaml").unlink()
 
-    def run(self, name: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+    def run(
+        self, name: str, *command: str, check: bool = True
+    ) -> subprocess.CompletedProcess[bytes]:
         return self.box("exec", name, "--", *command, check=check)
 
     def ready(self, name: str, seconds: float = READY) -> dict[str, Any]:
@@ -142,9 +149,10 @@ class Home:
             raise AssertionError(f"{error}\n{self.drift(name)}\n{self.log()}") from None
         return result
 
-    def poke(self, name: str) -> None:
-        """Ask for a pass now instead of at the next timer."""
-        self.box("verify", name, check=False)
+    def look_again(self) -> None:
+        """Ask for full passes now instead of at the next timer."""
+        assert self.controller is not None
+        self.controller.send_signal(signal.SIGHUP)
 
     # -- the host --------------------------------------------------------------------------------------
 

@@ -33,9 +33,7 @@ def test_a_command_runs_on_another_kernel(oak: Home) -> None:
 
 
 def test_output_streams_status_and_environment_are_the_commands_own(oak: Home) -> None:
-    done = oak.run(
-        "oak", "sh", "-c", 'echo "$GREETING"; echo oops >&2; exit 7', check=False
-    )
+    done = oak.run("oak", "sh", "-c", 'echo "$GREETING"; echo oops >&2; exit 7', check=False)
     assert (done.stdout, done.stderr, done.returncode) == (b"hello\n", b"oops\n", 7)
 
 

@@ -204,7 +204,7 @@ def test_another_folder_in_its_place_removes_nothing(layout: Layout, inventory: 
     layout.boxes.mkdir()
     inventory.refresh()
     assert not inventory.entries["oak"].removing
-    assert inventory.entries["oak"].record.held
+    assert inventory.entries["oak"].verdict.reason is Reason.SourceMissing
 
 
 def test_many_at_once_are_held_also_over_a_restart_until_confirmed(

@@ -1,0 +1,143 @@
+"""kill -9 of the controller at seeded moments, and rounds of create and delete: nothing leaks, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.vm.harness import READY, TINY, Home, until
+
+ALL = os.environ.get("BOX_TEST_ALL") == "1"
+KILLS = 60 if ALL else 10
+ROUNDS = 50 if ALL else 10
+
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(3600 if ALL else 900)]
+
+
+def consistent(home: Home, wanted: set[str]) -> None:
+    """Exactly one VMM, disk and cgroup for each wanted name, none for any other."""
+
+    def good() -> bool:
+        found = {p.name for group in home.cgroups() for p in group.iterdir() if p.is_dir()}
+        disks = {p.name for p in (home.path / "disks").iterdir() if not p.name.startswith(".")}
+        runtime = {p.name for p in home.runtime.iterdir()}
+        one_each = all(len(home.vmms(name)) == 1 for name in wanted)
+        return (
+            one_each
+            and len(home.vmms()) == len(wanted)
+            and found == wanted
+            and disks == wanted
+            and runtime == wanted
+        )
+
+    until(good, READY, f"exactly {sorted(wanted)}; {home.vmms()}; {home.log()}")
+
+
+def test_a_controller_killed_at_any_moment_converges_when_it_returns(home: Home) -> None:
+    seed = int(os.environ.get("BOX_TEST_SEED", "20261129"))
+    chance = random.Random(seed)
+    home.put("oak")
+    home.ready("oak")
+    home.run("oak", "sh", "-c", "echo precious > /data/file; sync")
+    wanted = {"oak"}
+    for number in range(KILLS):
+        what = chance.choice(["create", "update", "delete"])
+        if what == "create" or len(wanted) < 2:
+            name = f"b{number}"
+            home.put(name)
+            wanted.add(name)
+        elif what == "update":
+            name = chance.choice(sorted(wanted))
+            home.put(name, TINY + f"labels: {{round: 'r{number}'}}\nreadonly: true\n")
+        else:
+            name = chance.choice(sorted(wanted - {"oak"}))
+            home.remove(name)
+            wanted.discard(name)
+        time.sleep(chance.uniform(0.0, 4.0))
+        home.stop(signal.SIGKILL)
+        home.start()
+        if len(wanted) > 2:
+            for extra in sorted(wanted - {"oak"})[:-1]:
+                home.remove(extra)
+                wanted.discard(extra)
+        consistent(home, wanted)
+    until(lambda: home.run("oak", "true", check=False).returncode == 0, READY, "oak answers")
+    assert home.run("oak", "cat", "/data/file").stdout == b"precious\n", f"seed {seed}"
+
+
+def counts(home: Home) -> dict[str, int]:
+    assert home.controller is not None
+    controller = home.controller.pid
+    children = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
+    return {
+        "descriptors": len(os.listdir(f"/proc/{controller}/fd")),
+        "children": len(children),
+        "vmms": len(home.vmms()),
+        "cgroups": sum(len([p for p in g.iterdir() if p.is_dir()]) for g in home.cgroups()),
+        "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
+        "namespaces": len({os.readlink(p / "ns/net") for p in numbered()}),
+        "runtime": len(list(home.runtime.iterdir())),
+        "files": sum(1 for p in home.path.rglob("*") if ".deleted" not in p.parts),
+    }
+
+
+def numbered() -> list[Path]:
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                os.readlink(path / "ns/net")
+            except OSError:
+                continue
+            found.append(path)
+    return found
+
+
+def test_rounds_of_create_and_delete_leave_no_trace(home: Home) -> None:
+    home.put("warm")  # the first start builds the image and hashes the kernel
+    home.ready("warm")
+    home.remove("warm")
+    home.nothing_left("warm")
+    before = counts(home)
+    for number in range(ROUNDS):
+        home.put(f"b{number}")
+        home.ready(f"b{number}")
+        home.remove(f"b{number}")
+        home.nothing_left(f"b{number}")
+    until(lambda: counts(home) == before, 20, f"{counts(home)} is {before} again")
+
+
+def test_a_second_controller_refuses_to_start(home: Home) -> None:
+    second = home.box("controller", check=False, timeout=20)
+    assert second.returncode != 0
+    assert b"already runs" in second.stderr
+    assert b"Traceback" not in second.stderr
+
+
+def test_a_killed_controllers_vm_is_adopted(home: Home) -> None:
+    home.put("oak")
+    home.ready("oak")
+    pid = home.pid("oak")
+    home.stop(signal.SIGKILL)
+    assert home.vmms("oak") == [pid]
+    home.start()
+    until(lambda: home.run("oak", "true", check=False).returncode == 0, 30, "adopted")
+    assert home.pid("oak") == pid
+    assert home.drift("oak") == []
+
+
+def test_without_a_controller_the_files_still_tell(home: Home) -> None:
+    home.put("oak")
+    home.ready("oak")
+    home.stop()
+    shown = home.box("get")
+    assert b"oak" in shown.stdout
+    assert b"not running" in shown.stderr
+    refused = home.run("oak", "true", check=False)
+    assert refused.returncode == 125
+    assert b"box controller" in refused.stderr
