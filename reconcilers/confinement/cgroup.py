@@ -79,10 +79,14 @@ class Cgroup:
     def create(self, limits: Limits) -> None:
         """Makes it in every hierarchy and limits it. Raises ConfinementError(layer="cgroup")."""
         self.tree.check()
+        self.make()
+        self.apply(limits)
+
+    def make(self) -> None:
+        """The group alone, without limits."""
         with self._explained("create"):
             for mount in self.tree.folders():
                 self._make_while_others_remove(mount)
-        self.apply(limits)
 
     def _make_while_others_remove(self, mount: str) -> None:
         """The last sandbox to leave removes the folders above, perhaps just now."""
@@ -105,10 +109,13 @@ class Cgroup:
 
     def apply(self, limits: Limits) -> None:
         """Sets every limit and reads each back. Raises ConfinementError(layer="cgroup")."""
-        with self._explained("limit"):
+        with self._explained("limit", "memory"):
             self._of("memory").set_memory(limits.memory_bytes)
+        with self._explained("limit", "pids"):
             self._of("pids").set_pids(limits.pids_max)
+        with self._explained("limit", "cpu"):
             self._of("cpu").set_cpu(limits.cpu_quota_us, limits.cpu_period_us)
+        with self._explained("read"):
             found = self.read()
         wanted = {
             # the kernel counts whole pages
@@ -228,13 +235,13 @@ class Cgroup:
         return event
 
     @contextmanager
-    def _explained(self, act: str) -> Iterator[None]:
+    def _explained(self, act: str, controller: str = "") -> Iterator[None]:
         try:
             yield
         except OSError as error:
             named = os.fsdecode(error.filename or "")
-            guilty = [n for n in LIMITING if f"{n}." in named or f"/{n}/" in named]
-            which = f" (controller {', '.join(guilty)})" if guilty else ""
+            guilty = [controller] if controller else [n for n in LIMITING if f"/{n}/" in named]
+            which = f" (controller {guilty[0]})" if guilty else ""
             fix = ""
             if error.errno == errno.EROFS:
                 fix = (

@@ -52,9 +52,10 @@ class CgroupTree:
 
     def folders(self) -> tuple[str, ...]:
         """The mount points a sandbox has a group in, each once; memory's first."""
-        names = [*LIMITING, FREEZER]
-        found = [self.controllers[name].folder for name in names if name in self.controllers]
-        return tuple(dict.fromkeys(found))
+        first = [name for name in (*LIMITING, FREEZER) if name in self.controllers]
+        return tuple(
+            dict.fromkeys(self.controllers[name].folder for name in [*first, *self.controllers])
+        )
 
 
 def tree_from(mountinfo: str, unified_controllers: str) -> CgroupTree:

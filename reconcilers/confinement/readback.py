@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from reconcilers.confinement import atlaunch, procfile, readgroup, readjail
+from reconcilers.confinement import atlaunch, readgroup, readjail
 from reconcilers.confinement.layers import LAYERS, layers
 from reconcilers.confinement.mend import mend
 from reconcilers.confinement.policy import Confinement
@@ -41,8 +41,7 @@ def read_vmm(
             *_kept(known),
         ]
     except FileNotFoundError as error:
-        procfile.start_time(pid)  # FileNotFoundError of its own when the process is gone
-        raise ProcessLookupError(f"process {pid} changed while it was read: {error}") from error
+        raise ProcessLookupError(f"process {pid} ended while it was read: {error}") from error
     return tuple(sorted(found, key=lambda reading: _ORDER[reading.layer]))
 
 

@@ -11,17 +11,13 @@ from functools import lru_cache
 
 from reconcilers.confinement import atlaunch, procfile
 from reconcilers.confinement.policy import UNLIMITED, Confinement
+from reconcilers.confinement.readfds import read_descriptors
 from reconcilers.confinement.seccomp import read_programs
 from specs.reading import Mend, Reading
 
 NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SECCOMP_FILTER_MODE = "2"  # proc(5), Seccomp
-# what QEMU makes for itself; none of them reaches outside the process
-_OWN_KINDS = {
-    "eventfd", "eventpoll", "signalfd", "timerfd", "kvm-vm", "kvm-vcpu", "kvm-vcpu-stats",
-    "kvm-vm-stats", "kvm-device",
-}  # fmt: skip
 _MOUNT_FLAGS = ("ro", "rw", "nosuid", "nodev", "noexec")
 # /proc/PID/limits names them in words
 _LIMIT_NAMES = {
@@ -33,7 +29,6 @@ _LIMIT_NAMES = {
     "nofile": "Max open files",
     "rtprio": "Max realtime priority",
 }
-_KVM_DEVICE = "device 10:232"
 
 Known = Mapping[tuple[str, str], Reading]
 
@@ -41,15 +36,25 @@ Known = Mapping[tuple[str, str], Reading]
 def read_process(pid: int, want: Confinement, known: Known) -> Iterator[Reading]:
     """Every reading that /proc/PID gives."""
     proc = f"/proc/{pid}"
-    threads = [procfile.fields(f"{proc}/task/{tid}/status") for tid in _listed(f"{proc}/task")]
+    threads = list(_threads(f"{proc}/task"))
     yield from _status(proc, threads, want)
     yield from _seccomp(pid, threads, want)
     yield from _namespaces(pid, threads[0])
     yield from _network(proc)
     yield from _root(proc, want, known)
-    yield from _descriptors(proc, want, known)
+    yield from read_descriptors(proc, known)
     yield from _surroundings(proc, known)
     yield from _rlimits(proc, want)
+
+
+def _threads(folder: str) -> Iterator[Mapping[str, str]]:
+    """The main thread first; a thread that ends while they are read is left out."""
+    for number, tid in enumerate(sorted(_listed(folder), key=int)):
+        try:
+            yield procfile.fields(f"{folder}/{tid}/status")
+        except (FileNotFoundError, ProcessLookupError):
+            if number == 0:
+                raise
 
 
 def _status(
@@ -72,12 +77,15 @@ def _seccomp(
 ) -> Iterator[Reading]:
     """The program itself. Every thread descends from the main one and inherits what it had."""
     wanted = want.seccomp.sha256
+    mend: Mend = "replace"
     try:
         programs = _programs(pid, procfile.start_time(pid))
         got = wanted if wanted in programs else ", ".join(programs) or "none"
+    except TimeoutError as error:
+        got, mend = f"not readable: {error.strerror}", "in place"  # it is read once it is thawed
     except OSError as error:
         got = f"not readable: {error.strerror}"
-    yield _same("seccomp", "program sha256", wanted, got, "PTRACE_SECCOMP_GET_FILTER")
+    yield _same("seccomp", "program sha256", wanted, got, "PTRACE_SECCOMP_GET_FILTER", mend)
 
 
 @lru_cache(maxsize=4096)
@@ -122,32 +130,6 @@ def _root(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:
     if not want.kvm:
         device = [mount for mount, _ in rows if mount.startswith("/dev")]
         yield _same("root", "/dev", "", " ".join(device), path)
-
-
-def _descriptors(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:
-    path = f"{proc}/fd"
-    recorded = known.get(atlaunch.FILES_KEY)
-    allowed = set(recorded.want.split(", ")) if recorded else set()
-    if want.kvm:
-        allowed.add(_KVM_DEVICE)
-    files: set[str] = set()
-    strange: set[str] = set()
-    for number in _listed(path):
-        try:
-            kind, detail = procfile.kind_of(f"{path}/{number}")
-        except FileNotFoundError:
-            continue  # closed since it was listed
-        if kind in ("file", "device"):
-            files.add(f"{kind} {detail}")
-        elif kind == "anonymous":
-            if detail not in _OWN_KINDS:
-                strange.add(detail)
-        elif kind not in ("socket", "pipe", "memfd"):
-            strange.add(f"{kind} {detail}")
-    wanted = recorded.want if recorded else "recorded by the launch"
-    got = wanted if files <= allowed else ", ".join(sorted(files - allowed)) + " beside them"
-    yield _same("descriptors", "files", wanted, got, path)
-    yield _same("descriptors", "of other kinds", "", ", ".join(sorted(strange)), path)
 
 
 def _surroundings(proc: str, known: Known) -> Iterator[Reading]:

@@ -22,7 +22,7 @@ from reconcilers.confinement.policy import Program
 from specs.errors import ConfinementError
 
 _PROFILES = "security.profiles"
-_STOP_WAIT = 0.1  # seconds for a thread to reach its stop; a frozen one never does
+_STOP_WAIT = 0.5  # seconds for a thread to reach its stop; a frozen one never does
 _STOPPED = 0x7F  # wait(2): the low byte of the status of a stopped child
 _RULE_KEYS = {"syscall", "reason", "args", "answer", "only"}
 

@@ -1,0 +1,51 @@
+"""What the launching side itself has: whether this process can build a jail at all.
+
+For `box doctor` and for the first lines of a log. It changes nothing, and nothing is weakened
+because of what it finds: a launch that lacks something fails at its layer.
+"""
+
+from __future__ import annotations
+
+from reconcilers.confinement import procfile
+from reconcilers.confinement.cgrouptree import host_tree
+from specs.reading import Reading
+
+# capabilities(7): what the launcher and readback use, by bit number
+NEEDED = {
+    "CAP_CHOWN": 0,
+    "CAP_KILL": 5,
+    "CAP_SETGID": 6,
+    "CAP_SETUID": 7,
+    "CAP_SETPCAP": 8,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+}
+
+
+def launching_side() -> tuple[Reading, ...]:
+    """Readings of the layer `launcher`: capabilities, no_new_privs, seccomp, cgroup controllers."""
+    status = procfile.fields("/proc/self/status")
+    effective = int(status["CapEff"], 16)
+    lacking = [name for name, bit in NEEDED.items() if not effective >> bit & 1]
+    missing = host_tree().missing
+    return (
+        _reading("capabilities", "none missing", ", ".join(lacking), "CapEff", not lacking),
+        _no_new_privs(status["NoNewPrivs"]),
+        # a filter over us would hide the VMM's own program from readback (ptrace(2))
+        _reading("seccomp", "0", status["Seccomp"], "Seccomp", status["Seccomp"] == "0"),
+        Reading(
+            "launcher", "cgroup controllers", "none missing", ", ".join(missing) or "none missing",
+            not missing, "/proc/self/mountinfo", "live", "none",
+        ),
+    )  # fmt: skip
+
+
+def _no_new_privs(value: str) -> Reading:
+    """Root needs no set-user-ID helper, so it is named and harmless; for others it is not."""
+    said = {"0": "0", "1": "1: set-user-ID helpers (newuidmap) cannot work; root needs none"}
+    return _reading("NoNewPrivs", "0, or 1 as root", said.get(value, value), "NoNewPrivs", True)
+
+
+def _reading(item: str, want: str, got: str, field: str, ok: bool) -> Reading:
+    source = f"/proc/self/status {field}"
+    return Reading("launcher", item, want, got or want, ok, source, "live", "none")
