@@ -94,7 +94,7 @@ class Controller:
         self._hint.set()
 
     def look_again(self) -> None:
-        """SIGHUP: scan now, and make a full pass over every sandbox instead of waiting for timers."""
+        """SIGHUP: scan now, and pass over every sandbox instead of waiting for timers."""
         self.hint()
         for name in self.inventory.entries:
             self.queue.add(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from agent.client import AgentClient
 from agent.messages import ExecRequest
@@ -30,6 +30,14 @@ from specs.reading import Reading
 from specs.report import Report
 
 DISTRIBUTION = "box-controller"
+
+
+def installed_version() -> str:
+    """The version of the installed distribution; a bare source tree has none."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown (not installed)"
 
 
 class Operations:
@@ -65,7 +73,7 @@ class Operations:
 
     def version(self) -> Mapping[str, str]:
         return {
-            "box": version(DISTRIBUTION),
+            "box": installed_version(),
             "instance": self._layout.instance,
             "pid": str(os.getpid()),
         }

@@ -47,6 +47,7 @@ _ELF_MAGIC = b"\x7fELF"
 _SETUP_SECTS, _PAYLOAD = 0x1F1, 0x248
 _LZ4_LEGACY_MAGIC = b"\x02\x21\x4c\x18"
 _LZ4_LEGACY_CHUNK = 8 << 20
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,8 @@ def uncompressed(image: bytes) -> bytes:
     payload = image[setup * 512 + offset : setup * 512 + offset + length]
     if payload[:4] == _LZ4_LEGACY_MAGIC:
         elf = _unlz4_legacy(payload)
+    elif payload[:4] == _ZSTD_MAGIC:
+        elf = _unzstd(payload[:-4])
     elif payload[:2] == b"\x1f\x8b":
         elf = gzip.decompress(payload[:-4])
     elif payload[:6] == b"\xfd7zXZ\x00":
@@ -184,6 +187,14 @@ def uncompressed(image: bytes) -> bytes:
     if elf[:4] != _ELF_MAGIC:
         raise HostError("the kernel image holds no ELF file")
     return elf
+
+
+def _unzstd(payload: bytes) -> bytes:
+    with tempfile.TemporaryDirectory() as scratch:
+        packed, unpacked = Path(scratch, "kernel.zst"), Path(scratch, "kernel")
+        packed.write_bytes(payload)
+        run(["zstd", "-q", "-d", str(packed), "-o", str(unpacked)])
+        return unpacked.read_bytes()
 
 
 def _unlz4_legacy(payload: bytes) -> bytes:

@@ -1,6 +1,8 @@
-"""A home with a real controller, used the way a person uses it: files, the `box` command and signals.
+"""A home with a real controller, used the way a person uses it: files, the `box` command and
+signals.
 
-Nothing here reaches into the controller; what a test asserts it reads from the host, from `box`, or from the reports.
+Nothing here reaches into the controller; what a test asserts it reads from the host, from `box`, or
+from the reports.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from reconcilers.confinement.identity import IdentityRegistry
 
 BOX = [sys.executable, "-m", "controller.cli.main"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +51,8 @@ class Home:
         self.controller: subprocess.Popen[bytes] | None = None
         self.env = {**os.environ, "BOX_HOME": str(path), "PYTHONPATH": str(ROOT)}
 
-    # -- the controller --------------------------------------------------------------------------------
+    # -- the controller
+    # --------------------------------------------------------------------------------
 
     def start(self) -> None:
         log = open(self.path / "controller.log", "ab")  # noqa: SIM115  # the child keeps it
@@ -74,7 +80,8 @@ class Home:
             return (self.path / "controller.log").read_text(errors="replace")[-3000:]
         return ""
 
-    # -- box and files ---------------------------------------------------------------------------------
+    # -- box and files
+    # ---------------------------------------------------------------------------------
 
     def box(
         self, *arguments: str, check: bool = True, data: bytes | None = None, timeout: float = 120
@@ -89,7 +96,8 @@ class Home:
         )
         if check and done.returncode != 0:
             raise AssertionError(
-                f"box {' '.join(arguments)}: {done.returncode}\n{done.stdout!r}\n{done.stderr!r}\n{self.log()}"
+                f"box {' '.join(arguments)}: {done.returncode}\n"
+                f"{done.stdout!r}\n{done.stderr!r}\n{self.log()}"
             )
         return done
 
@@ -154,7 +162,8 @@ class Home:
         assert self.controller is not None
         self.controller.send_signal(signal.SIGHUP)
 
-    # -- the host --------------------------------------------------------------------------------------
+    # -- the host
+    # --------------------------------------------------------------------------------------
 
     @property
     def instance(self) -> str:
@@ -215,8 +224,11 @@ class Home:
         for group in self.cgroups():
             for child in [*group.iterdir(), group]:
                 if child.is_dir():
-                    until(lambda c=child: _rmdir(c), 10, f"{child} is empty")
+                    until(partial(_rmdir, child), 10, f"{child} is empty")
         shutil.rmtree(self.runtime, ignore_errors=True)
+        registry = IdentityRegistry()
+        for name in registry.claimed(self.instance):
+            registry.release(self.instance, name)
 
 
 def _rmdir(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from controller import driftbook
 from controller.entry import DRIFT_KEPT
 from reconcilers import steps
+from specs.drift import Drift
 
 
 def test_a_difference_is_entered_once_while_it_is_open() -> None:
@@ -33,7 +34,7 @@ def test_agreement_closes_what_was_open_and_the_next_difference_is_new() -> None
 
 
 def test_the_book_is_bounded() -> None:
-    book: list[driftbook.Drift] = []
+    book: list[Drift] = []
     for number in range(100):
         book, _ = driftbook.found(book, [steps.MendDisk(f"f{number}", "a", "b")], "t")
     assert len(book) == DRIFT_KEPT

@@ -144,10 +144,20 @@ def test_a_guest_that_stays_silent_is_given_up() -> None:
     assert kinds(replace(WANT, give_up_guest=True), silent)[0] == "StopVmm"
 
 
-@pytest.mark.parametrize("field", ["image", "cgroup", "disk", "vmm"])
+UNREADABLE = Unknown("cannot be read")
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        replace(CONVERGED, image=UNREADABLE),
+        replace(CONVERGED, cgroup=UNREADABLE),
+        replace(CONVERGED, disk=UNREADABLE),
+        replace(CONVERGED, vmm=UNREADABLE),
+    ],
+)
 @pytest.mark.parametrize("desired", [WANT, Desired(None, erase=True)])
-def test_what_is_unknown_is_never_acted_upon(field: str, desired: Desired) -> None:
-    unknown = replace(CONVERGED, **{field: Unknown("cannot be read")})
+def test_what_is_unknown_is_never_acted_upon(unknown: Observed, desired: Desired) -> None:
     made = plan(desired, unknown)
     assert made.steps == ()
     assert made.blocked is not None
