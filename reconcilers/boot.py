@@ -14,7 +14,6 @@ from pathlib import Path
 
 from agent.build import agent_binary
 from agent.initramfs import build_initramfs
-
 from reconcilers.kernel import Kernel, boot_modules
 from specs.errors import HostError
 
