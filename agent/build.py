@@ -57,6 +57,7 @@ def build_agent(out_dir: Path = DEFAULT_OUT, cc: str = "") -> Path:
     digest = _digest(command)
     target, stamp = out_dir / NAME, out_dir / f"{NAME}.sources"
     if target.is_file() and stamp.is_file() and stamp.read_text() == digest:
+        os.utime(target)  # newer than every source again, which is what ./dev looks at
         return target
     out_dir.mkdir(parents=True, exist_ok=True)
     temporary = out_dir / f".{NAME}.{os.getpid()}"

@@ -45,11 +45,15 @@ static void load_module(const char *name) {
     (void)unlink(path);
 }
 
+static int no_dot(const struct dirent *entry) {
+    return entry->d_name[0] != '.';
+}
+
 static void load_modules(void) {
     struct dirent **names = NULL;
-    int count = scandir(MODULES, &names, NULL, alphasort);
+    int count = scandir(MODULES, &names, no_dot, alphasort);
     for (int i = 0; i < count; i++) {
-        if (names[i]->d_name[0] != '.') load_module(names[i]->d_name);
+        load_module(names[i]->d_name);
         free(names[i]);
     }
     free(names);
@@ -82,8 +86,11 @@ void boot(void) {
     /* proc(5): -1000 takes PID 1 out of the OOM killer's choice. Its children are put back in. */
     (void)file_put(AT_FDCWD, "/proc/self/oom_score_adj", "-1000");
     (void)reboot(RB_DISABLE_CAD);
-    load_modules();
     (void)unlink("/init");
+    load_modules();
+}
+
+void boot_rest(void) {
     raise_loopback();
     set_hostname();
 }

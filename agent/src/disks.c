@@ -1,6 +1,7 @@
 #include "disks.h"
 
 #include <dirent.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -20,8 +21,6 @@
 #define IMAGE "/image"
 /* One pool for the overlay, /tmp, /run and /dev/shm: together they may take half of the RAM, not half each. */
 #define RAM_OPTIONS "size=50%,mode=0755"
-
-static char data_device[32];
 
 static void close_directory(DIR **directory) {
     if (*directory != NULL) closedir(*directory);
@@ -70,15 +69,15 @@ static bool mount_root(char *state, bool readonly) {
     return true;
 }
 
-static bool mount_data(char *state) {
-    if (!find_disk("data", data_device, sizeof data_device)) {
+static bool mount_data(char *state, char *device, size_t room) {
+    if (!find_disk("data", device, room)) {
         text(state, STATE_SIZE, "none");
         return false;
     }
     if (mkdir(DATA, 0755) != 0 && errno != EEXIST) return failed(state, "/data is missing in the image");
-    if (mount(data_device, DATA, "ext4", MS_NOSUID | MS_NODEV, NULL) != 0) return failed(state, "ext4 disk");
+    if (mount(device, DATA, "ext4", MS_NOSUID | MS_NODEV, NULL) != 0) return failed(state, "ext4 disk");
     uint64_t bytes = 0;
-    int grown = data_grow(0, &bytes);
+    int grown = data_grow(device, 0, &bytes);
     if (grown < 0) {
         /* Still usable at its old size: say so instead of hiding the data. */
         text(state, STATE_SIZE, "ext4 %llu, not grown: %s", (unsigned long long)bytes, strerror(-grown));
@@ -94,16 +93,30 @@ void disks_mount(struct disks *disks, bool readonly) {
         text(disks->data, STATE_SIZE, "failed: no root to mount it in");
         return;
     }
-    disks->data_ready = mount_data(disks->data);
+    disks->data_ready = mount_data(disks->data, disks->data_device, sizeof disks->data_device);
 }
 
-static int device_bytes(uint64_t *bytes) {
-    AUTO_CLOSE int device = open(data_device, O_RDONLY | O_CLOEXEC);
+static int device_bytes(const char *path, uint64_t *bytes) {
+    AUTO_CLOSE int device = open(path, O_RDONLY | O_CLOEXEC);
     if (device < 0 || ioctl(device, BLKGETSIZE64, bytes) != 0) return -errno;
     return 0;
 }
 
-int data_grow(uint64_t want, uint64_t *bytes) {
+/* s_blocks_count_lo and _hi of the superblock (Documentation/filesystems/ext4/super.rst); statfs leaves out the file
+ * system's own tables. */
+static int block_count(const char *path, uint64_t *blocks) {
+    uint8_t super[1024];
+    AUTO_CLOSE int device = open(path, O_RDONLY | O_CLOEXEC);
+    if (device < 0) return -errno;
+    if (pread(device, super, sizeof super, 1024) != (ssize_t)sizeof super) return -EIO;
+    uint32_t low, high;
+    memcpy(&low, super + 0x4, sizeof low);
+    memcpy(&high, super + 0x150, sizeof high);
+    *blocks = (uint64_t)le32toh(high) << 32 | le32toh(low);
+    return 0;
+}
+
+int data_grow(const char *path, uint64_t want, uint64_t *bytes) {
     AUTO_CLOSE int root = open(DATA, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct statfs facts;
     if (root < 0 || fstatfs(root, &facts) != 0) return -errno;
@@ -111,18 +124,20 @@ int data_grow(uint64_t want, uint64_t *bytes) {
     if (block == 0) return -EIO;
     int64_t until = now_ms() + GROW_WAIT_MS;
     for (;;) {
-        int result = device_bytes(&device);
+        int result = device_bytes(path, &device);
         if (result < 0) return result;
         if (device >= want || now_ms() >= until) break;
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
     }
-    *bytes = (uint64_t)facts.f_blocks * block;
-    uint64_t blocks = device / block;
-    /* The kernel takes the same number as "nothing to do" and refuses a smaller one; we never ask for less than there
-     * is: f_blocks leaves out the file system's own tables, so it is below the true count. */
-    if (blocks < (uint64_t)facts.f_blocks) return 0;
-    if (ioctl(root, EXT4_IOC_RESIZE_FS, &blocks) != 0) return -errno;
-    *bytes = blocks * block;
+    uint64_t have = 0, blocks = device / block;
+    int result = block_count(path, &have);
+    if (result < 0) return result;
+    *bytes = have * block;
+    /* Never smaller: a disk that was cut is not made worse. */
+    if (blocks > have) {
+        if (ioctl(root, EXT4_IOC_RESIZE_FS, &blocks) != 0) return -errno;
+        *bytes = blocks * block;
+    }
     return device < want ? -ETIMEDOUT : 0;
 }
 

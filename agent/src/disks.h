@@ -12,6 +12,7 @@
 #define STATE_SIZE 160u
 
 struct disks {
+    char data_device[32];
     bool root_ready;
     bool data_ready;
     char root[STATE_SIZE]; /* as told in HELLO_ACK */
@@ -22,7 +23,7 @@ void disks_mount(struct disks *disks, bool readonly);
 
 /* Grows the mounted file system to its device, waiting up to 2 s for the device to have `want` bytes (0: do not wait).
  * Gives the file system's size in bytes. Negative errno on failure. */
-int data_grow(uint64_t want, uint64_t *bytes);
+int data_grow(const char *device, uint64_t want, uint64_t *bytes);
 
 /* Syncs and unmounts /data. Negative errno when it is still in use. */
 int data_unmount(void);

@@ -77,7 +77,7 @@ void fileop_write(const struct order *order) {
 void fileop_resize(const struct order *order) {
     uint64_t bytes = 0;
     char line[32];
-    int result = data_grow(order->size, &bytes);
+    int result = data_grow(order->device, order->size, &bytes);
     if (result < 0) child_fail(EXIT_REFUSED, -result, "%s", strerror(-result));
     text(line, sizeof line, "%llu", (unsigned long long)bytes);
     _exit(write_all(STDOUT_FILENO, line, strlen(line)) ? 0 : 1);

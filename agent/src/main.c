@@ -63,9 +63,10 @@ static _Noreturn void serve(int signals) {
         streams_turn(&session.streams, &session.port);
         port_flush(&session.port);
         /* After the answer to hello, so that it is not waited for, and before the first command asks for it. */
-        if (session.open && !prepared && session.disks.root_ready) {
+        if (session.open && !prepared) {
             prepared = true;
-            (void)view_start(&session.view, why, sizeof why);
+            boot_rest();
+            if (session.disks.root_ready) (void)view_start(&session.view, why, sizeof why);
         }
     }
 }
@@ -75,9 +76,9 @@ int main(void) {
     int signals = watch_signals();
     boot();
     streams_setup(&session.streams);
-    char readonly[8];
-    disks_mount(&session.disks, boot_option("box.readonly", readonly, sizeof readonly) && readonly[0] == '1');
     if (!port_open(&session.port)) say("no port box.agent.0: nobody can talk to this guest");
     if (!cgroups_setup() || !view_setup(&session.view)) say("cannot prepare for commands: %s", strerror(errno));
+    char readonly[8];
+    disks_mount(&session.disks, boot_option("box.readonly", readonly, sizeof readonly) && readonly[0] == '1');
     serve(signals);
 }

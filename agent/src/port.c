@@ -5,11 +5,13 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base.h"
 
 #define PORT_NAME "box.agent.0"
+#define APPEAR_MS 10000
 #define PORTS "/sys/class/virtio-ports"
 
 static void close_directory(DIR **directory) {
@@ -32,7 +34,11 @@ static bool find(char *path, size_t room) {
 bool port_open(struct port *port) {
     char path[320];
     port->fd = port->epoll = -1;
-    if (!find(path, sizeof path)) return false;
+    /* The driver is loaded, but it learns the ports and their names from the device a moment later. */
+    for (int64_t until = now_ms() + APPEAR_MS; !find(path, sizeof path);) {
+        if (now_ms() > until) return false;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
     port->fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
     port->epoll = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event wanted = {.events = EPOLLIN | EPOLLOUT | EPOLLHUP | EPOLLET};

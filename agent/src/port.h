@@ -21,7 +21,7 @@ struct port {
     size_t out_at, out_end;
 };
 
-/* Finds the port by its name and opens it. False when there is none. */
+/* Finds the port by its name and opens it. False when there is none after 10 s. */
 bool port_open(struct port *port);
 
 /* What happened to the port since the last call: has the host gone? */

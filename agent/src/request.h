@@ -48,6 +48,7 @@ struct order {
     const char *path;
     uint32_t mode, uid, gid;
     uint64_t size; /* WRITE: bytes to come; RESIZE: bytes of the device */
+    const char *device; /* RESIZE: not from the body; whoever starts it fills it in */
 };
 
 bool hello_parse(const uint8_t *payload, size_t length, struct hello *out);

@@ -94,7 +94,7 @@ static void complete(struct session *session, struct stream *stream) {
         if (!session->disks.root_ready)
             stream_exit(&session->streams, stream, &session->port, EXIT_REFUSED, 1, session->disks.root);
         else
-            stream_start(&session->streams, stream, &session->view, &session->port);
+            stream_start(&session->streams, stream, &session->view, session->disks.data_device, &session->port);
         break;
     case REQUEST_PING:
     case REQUEST_CLOCK:

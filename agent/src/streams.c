@@ -79,13 +79,15 @@ void stream_exit(struct streams *streams, struct stream *stream, struct port *po
     stream_release(streams, stream);
 }
 
-void stream_start(struct streams *streams, struct stream *stream, struct view *view, struct port *port) {
+void stream_start(struct streams *streams, struct stream *stream, struct view *view, const char *data_device,
+                  struct port *port) {
     struct order order;
     char why[160];
     if (!order_parse(stream->kind, stream->body, stream->body_total, &order)) {
         stream_exit(streams, stream, port, EXIT_REFUSED, EINVAL, "malformed request");
         return;
     }
+    order.device = data_device;
     if (streams->commands % SWEEP_EVERY == 0) cgroups_sweep();
     if (!command_start(&stream->command, &order, view, streams->commands++, why, sizeof why)) {
         stream_exit(streams, stream, port, EXIT_REFUSED, EAGAIN, why);

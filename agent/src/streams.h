@@ -44,7 +44,8 @@ void stream_free_body(struct streams *streams, struct stream *stream);
 void stream_release(struct streams *streams, struct stream *stream);
 
 /* Starts what the body asks for. Answers EXIT itself when that cannot be done. */
-void stream_start(struct streams *streams, struct stream *stream, struct view *view, struct port *port);
+void stream_start(struct streams *streams, struct stream *stream, struct view *view, const char *data_device,
+                  struct port *port);
 void stream_exit(struct streams *streams, struct stream *stream, struct port *port, enum exit_kind kind,
                  uint32_t value, const char *reason);
 

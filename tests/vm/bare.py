@@ -26,7 +26,7 @@ from specs.config import Config
 
 QEMU = "qemu-system-x86_64"
 BUSYBOX = Path("/bin/busybox")
-BOOT_SECONDS = 60.0
+BOOT_SECONDS = 40.0
 _FOLDERS = "bin sbin usr/bin etc proc sys dev run data mnt root tmp home"
 FOLDERS = tuple(_FOLDERS.split())
 
