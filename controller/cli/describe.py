@@ -4,6 +4,7 @@ hand.
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from typing import Any
 
@@ -128,10 +129,12 @@ def _failure(found: View) -> None:
 def _facts(title: str, facts: dict[str, Any]) -> None:
     if facts:
         _title(title)
-        output.print_pairs(((key, _flat(value)) for key, value in facts.items()), "  ")
+        output.print_pairs(((key, _flat(key, value)) for key, value in facts.items()), "  ")
 
 
-def _flat(value: object) -> object:
+def _flat(key: str, value: object) -> object:
+    if key == "argv" and isinstance(value, list):
+        return shlex.join(map(str, value))  # can be pasted
     if isinstance(value, dict):
         return ", ".join(f"{key}={one}" for key, one in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value

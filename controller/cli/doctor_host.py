@@ -6,6 +6,7 @@ so that doctor and controller never disagree. No check may change the host.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -17,24 +18,48 @@ QEMU_OLDEST = (7, 2)
 
 def cgroups(name: str, about: Subject) -> Result:
     """Every controller a limit needs, in whichever version it is mounted (cgroups(7))."""
-    found: dict[str, str] = {}
-    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-        _device, where, kind, options = line.split()[:4]
-        if kind == "cgroup":
-            offered, version = set(options.split(",")), "v1"
-        elif kind == "cgroup2":
-            listing = Path(where) / "cgroup.controllers"
-            offered, version = set(listing.read_text(encoding="utf-8").split()), "v2"
-        else:
-            continue
-        for controller in offered & {"memory", "pids", "cpu"}:
-            if os.access(where, os.W_OK) and "ro" not in options.split(","):
-                found.setdefault(controller, version)
-    missing = sorted({"memory", "pids", "cpu"} - set(found))
-    if missing:
-        fix = "mount them writable: limits that cannot be set keep a sandbox from starting"
-        return Result(name, "fail", f"not usable: {', '.join(missing)}", fix)
-    return Result(name, "ok", ", ".join(f"{one} ({found[one]})" for one in sorted(found)))
+    from reconcilers.confinement.cgrouptree import host_tree
+    from specs.errors import ConfinementError
+
+    tree = host_tree()
+    try:
+        tree.check()
+    except ConfinementError as problem:
+        return Result(name, "fail", problem.message, problem.fix)
+    locked = sorted(
+        {at.folder for at in tree.controllers.values() if not os.access(at.folder, os.W_OK)}
+    )
+    if locked:
+        return Result(name, "fail", f"not writable: {', '.join(locked)}", "mount them read-write")
+    found = (f"{one} (v{at.version})" for one, at in sorted(tree.controllers.items()))
+    return Result(name, "ok", ", ".join(found))
+
+
+def launching_side(name: str, about: Subject) -> Result:
+    """What this very process must have to build a jail."""
+    from reconcilers.confinement import preflight
+
+    wrong = [one for one in preflight.launching_side() if not one.ok]
+    if wrong:
+        found = "; ".join(f"{one.item}: {one.got}" for one in wrong)
+        return Result(name, "fail", found, "run box as root, outside a container that limits it")
+    return Result(name, "ok", "capabilities and system calls are not limited")
+
+
+def identities(name: str, about: Subject) -> Result:
+    """The range for strict sandboxes belongs to nobody else."""
+    from reconcilers.confinement.identity import standard_uid
+    from reconcilers.confinement.idranges import overlaps, ranges_of
+
+    paths = map(Path, ("/etc/passwd", "/etc/group", "/etc/subuid", "/etc/subgid"))
+    files = {str(path): path.read_text(errors="replace") for path in paths if path.exists()}
+    ranges = ranges_of(about.config)
+    if found := overlaps(ranges, files):
+        fix = f"set uid_first and uid_count in {about.home / 'config.toml'} to a free range"
+        return Result(name, "fail", f"overlap: {'; '.join(found)}", fix)
+    standard = standard_uid(about.config)
+    shown = ", ".join(map(str, ranges))
+    return Result(name, "ok", f"{shown} for strict sandboxes, {standard} for standard ones")
 
 
 def namespaces(name: str, about: Subject) -> Result:
@@ -141,13 +166,26 @@ def hardware_virtualization(name: str, about: Subject) -> Result:
     """A quick look only: what decides is the guest kernel booting, when a sandbox needs it."""
     from reconcilers.accel import KVM_DEVICE
 
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     fix = "use a host with KVM, or write accel: tcg for emulation (for trying and testing)"
     if not KVM_DEVICE.exists():
         return Result(name, "warn", f"{KVM_DEVICE} does not exist", fix)
     if not os.access(KVM_DEVICE, os.R_OK | os.W_OK):
         return Result(name, "warn", f"{KVM_DEVICE} may not be opened", fix)
+    probed = _last_probe(about.kernels / "kvm-probe.json")
+    if probed is not None:
+        usable, why = probed
+        return Result(name, "ok" if usable else "warn", f"when last tried: {why}", fix)
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     if " vmx " not in flags and " svm " not in flags:
         found = f"{KVM_DEVICE} exists, but the CPU offers neither vmx nor svm"
         return Result(name, "warn", found, fix)
     return Result(name, "ok", f"{KVM_DEVICE} and the CPU offer it; a first sandbox proves it")
+
+
+def _last_probe(file: Path) -> tuple[bool, str] | None:
+    """What the controller remembers of trying KVM; None when it has not tried."""
+    try:
+        memory = json.loads(file.read_bytes())
+        return memory["usable"] is True, str(memory["why"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

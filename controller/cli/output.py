@@ -18,8 +18,8 @@ GREEN, YELLOW, RED, BOLD = "32", "33", "31", "1"
 
 
 def safe(value: object, limit: int = 200) -> str:
-    """One line without anything a terminal would act on."""
-    return visible(str(value), limit)
+    """One line without anything a terminal would act on; tabs, as /proc has them, become spaces."""
+    return visible(str(value).replace("\t", " "), limit)
 
 
 def safe_lines(value: object, limit: int = 4000) -> str:
@@ -64,7 +64,9 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 def print_pairs(pairs: Iterable[tuple[str, object]], indent: str = "") -> None:
     """`label  value` lines, labels aligned; empty values are left out."""
-    shown = [(safe(label), safe(value)) for label, value in pairs if value not in ("", None)]
+    shown = [
+        (safe(label), safe(value, 10_000)) for label, value in pairs if value not in ("", None)
+    ]
     size = max((len(label) for label, _ in shown), default=0)
     for label, value in shown:
         print(f"{indent}{label.ljust(size)}  {value}".rstrip())

@@ -122,8 +122,8 @@ def _controller_version() -> str:
         if layout is None or not controller_runs(layout):
             return "not running"
         answer = call(layout, "GET", "/v1/version")
-    except (BoxError, OSError) as problem:
-        return f"does not answer: {problem}"
+    except BoxError as problem:
+        return f"does not answer: {problem.message}"
     return f"{answer.get('box', '?')}, pid {answer.get('pid', '?')}, up"
 
 
