@@ -14,12 +14,28 @@ from pathlib import Path
 
 from reconcilers.confinement import procfile
 from reconcilers.confinement.claims import Claims, ClaimsFile
-from reconcilers.confinement.idranges import ID_MAX, IdRange, overlaps, ranges_of, standard_uid
+from reconcilers.confinement.idranges import ID_MAX, IdRange, overlaps, ranges_of, standard_choice
+from specs.config import Config
 from specs.errors import Conflict, HostError
 
 __all__ = ["IdRange", "IdentityRegistry", "ranges_of", "standard_uid"]
 
 _HOST_FILES = ("/etc/passwd", "/etc/group", "/etc/subuid", "/etc/subgid")
+
+
+def standard_uid(config: Config) -> int:
+    """The unprivileged identity shared by root's `isolation: standard` sandboxes.
+
+    Raises HostError when it was not chosen by the configuration and a user or group has it.
+    """
+    uid = standard_choice(config)
+    if config.standard_uid is None and _named(uid):
+        raise HostError(
+            f"the identity {uid} for standard sandboxes belongs to a user or group of the host",
+            where="identity",
+            fix="set standard_uid in config.toml to an unprivileged identity",
+        )
+    return uid
 
 
 class IdentityRegistry:

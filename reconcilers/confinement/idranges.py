@@ -36,16 +36,14 @@ def ranges_of(config: Config) -> tuple[IdRange, ...]:
     return (IdRange(config.uid_first, config.uid_count),)
 
 
-def standard_uid(config: Config) -> int:
-    """The unprivileged identity shared by root's `isolation: standard` sandboxes.
+def standard_choice(config: Config) -> int:
+    """The configured identity of root's standard sandboxes, else the one beside the strict range.
 
-    Left out of the configuration it is the one before the strict range. Raises ValueError when it
-    lies inside: then a standard sandbox would be the owner of a strict one's files.
+    Never inside: a standard sandbox would own a strict one's files. Config refuses that.
     """
-    chosen = config.standard_uid or config.uid_first - 1
-    if chosen < 1 or any(chosen in each for each in ranges_of(config)):
-        raise ValueError(f"standard_uid {chosen} must lie outside the range of strict sandboxes")
-    return chosen
+    if config.standard_uid is not None:
+        return config.standard_uid
+    return config.uid_first - 1 if config.uid_first > 1 else config.uid_first + config.uid_count
 
 
 def overlaps(ranges: Sequence[IdRange], files: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,0 +1,33 @@
+"""docs/confinement.md says what the code does: the order and the table are compared."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from reconcilers.confinement.launch import ORDER
+from reconcilers.confinement.layers import LAYERS
+from reconcilers.confinement.preflight import launching_side
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "confinement.md").read_text()
+
+
+def test_page_quotes_the_order_of_the_launcher() -> None:
+    section = PAGE.split("## The order", 1)[1].split("\n## ", 1)[0]
+    quoted = re.findall(r"^\d+\. \*\*(.+?)\*\*", section, re.MULTILINE)
+    assert tuple(quoted) == tuple(name for name, _ in ORDER)
+
+
+def test_page_has_a_row_per_layer_with_the_same_words() -> None:
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in PAGE.split("## The layers", 1)[1].split("\n## ", 1)[0].splitlines()
+        if line.startswith("| `")
+    ]
+    wanted = [(f"`{each.name}`", each.stops, each.when, each.mend) for each in LAYERS]
+    assert [row[:4] for row in rows] == wanted
+
+
+def test_launching_side_names_what_it_lacks() -> None:
+    found = {each.item: each for each in launching_side()}
+    assert set(found) == {"capabilities", "NoNewPrivs", "seccomp", "cgroup controllers"}
