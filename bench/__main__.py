@@ -1,0 +1,104 @@
+"""`python -m bench [NAME...]`: run benchmarks, print what was measured and what missed its target.
+
+Exit status 0 when every target is met, 1 when one is missed or a benchmark failed, 2 for a usage
+error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench import execute, fleet, line
+from bench.measure import FEWEST, Row, table
+
+Benchmark = Callable[[int], list[Row]]
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "ready": line.ready,
+    "noticed": line.noticed,
+    "saved": line.saved,
+    "exec": execute.execute,
+    "passes": fleet.passes,
+    "growth": fleet.growth,
+    "memory": fleet.memory,
+    "idle": fleet.idle,
+    "settled": fleet.settled,
+}
+# Takes minutes and gigabytes.
+ONLY_WITH_ALL = {"settled"}
+
+
+def main() -> int:
+    options = _arguments()
+    names = options.names or [n for n in BENCHMARKS if options.all or n not in ONLY_WITH_ALL]
+    rows: list[Row] = []
+    failed = []
+    for name in names:
+        load = os.getloadavg()[0]
+        print(f"{name}: load {load:.1f} ...", file=sys.stderr, end="", flush=True)
+        begun = time.monotonic()
+        try:
+            rows += BENCHMARKS[name](options.repeat)
+        except Exception:
+            # One that cannot run must not hide what the others measured.
+            traceback.print_exc()
+            failed.append(name)
+        print(f" {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    print(table(rows))
+    _conclude(rows, failed, names)
+    if options.json is not None:
+        options.json.write_text(json.dumps(_document(rows, failed), indent=1) + "\n")
+    return 0 if not failed and all(row.met for row in rows) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev bench", description="Benchmarks on real parts.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--all", action="store_true", help="also those that take minutes: settled")
+    parser.add_argument("--repeat", type=int, default=FEWEST, help="samples, at least %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples to FILE too")
+    options = parser.parse_args()
+    if unknown := set(options.names) - BENCHMARKS.keys():
+        parser.error(
+            f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
+        )
+    if options.repeat < FEWEST:
+        parser.error(f"fewer than {FEWEST} samples say nothing")
+    if os.geteuid() != 0:
+        parser.error("run it as root: it starts microVMs")
+    return options
+
+
+def _conclude(rows: Sequence[Row], failed: Sequence[str], names: Sequence[str]) -> None:
+    missed = [f"{row.benchmark}: {row.what}" for row in rows if not row.met]
+    for text in missed:
+        print(f"target missed: {text}")
+    for name in failed:
+        print(f"could not be measured: {name}")
+    left_out = [name for name in BENCHMARKS if name not in names]
+    if left_out:
+        print(f"not run: {', '.join(left_out)}")
+
+
+def _document(rows: Sequence[Row], failed: Sequence[str]) -> dict[str, object]:
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "rows": [row.to_plain() for row in rows],
+        "failed": list(failed),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
