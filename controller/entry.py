@@ -35,6 +35,7 @@ ACCEPTED = Verdict(True, Reason.Accepted, "")
 class Entry:
     """One sandbox. `removing` means that its Boxfile is gone and the prune guard lets it go.
 
+    `gone_since` is on the monotonic clock: a wall clock that jumps must not erase data early.
     `attempts` counts failed passes in a row, `exits` deaths of its VMM since it last stayed up for
     a whole period, `silent` attempts to reach its guest. `over_ceiling`: policy.toml forbids even
     the last good spec, so it is kept stopped.
@@ -44,6 +45,7 @@ class Entry:
     verdict: Verdict = ACCEPTED
     text_digest: str = ""
     removing: bool = False
+    gone_since: float | None = None
     over_ceiling: bool = False
     live: Live | None = None
     choice: Choice | None = None

@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 
-from controller import files, prune
+from controller import prune
+from controller.ceilingfile import read_ceiling
+from controller.clock import timestamp
 from controller.entry import ACCEPTED, Entry, Verdict
 from controller.records import FolderIdentity, Garbled, Record
 from controller.sources.folder import FolderMissing, FolderScan, ScanCache, SourceFile, scan
 from controller.store import Store
 from reconcilers.layout import Layout
 from specs.boxfile import Boxfile, OnDelete
-from specs.ceiling import Ceiling, Totals, parse_ceiling
+from specs.ceiling import Ceiling, Totals
 from specs.conditions import Reason
 from specs.drift import Event
 from specs.errors import BoxError, RefusedByPolicy
 from specs.parse import Parsed, parse_boxfile
-
-POLICY_MAX = 64 << 10
-
-
-def timestamp() -> str:
-    """Now, ISO-8601 UTC."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Inventory:
@@ -46,6 +40,7 @@ class Inventory:
         self.problems: tuple[tuple[str, str], ...] = ()
         self.hold_reason = ""
         self.recheck_after: float | None = None
+        self.ceiling: Ceiling | BoxError = Ceiling()
 
     def load(self) -> list[Garbled]:
         """Take up every durable record; returns those that could not be read, set aside."""
@@ -74,7 +69,7 @@ class Inventory:
         found = scan(self._layout.boxes, self._cache, recorded)
         if isinstance(found, FolderMissing):
             return self._hold_all(found.reason)
-        ceiling = self._ceiling()
+        ceiling = self.ceiling = read_ceiling(self._layout.policy)
         changed = set()
         for name, source in found.files.items():
             twins = found.twins.get(name, ())
@@ -210,7 +205,7 @@ class Inventory:
         self.hold_reason, self.recheck_after = decision.reason, decision.recheck_after
         if decision.adopt_folder:
             self._store.save_folder(identity)
-        return self._apply(decision)
+        return self._apply(decision, now)
 
     def _hold_all(self, reason: str) -> set[str]:
         self._confirmed = False
@@ -222,7 +217,7 @@ class Inventory:
         self.problems = ((str(self._layout.boxes), reason),)
         return changed
 
-    def _apply(self, decision: prune.Decision) -> set[str]:
+    def _apply(self, decision: prune.Decision, now: float) -> set[str]:
         changed = set()
         for name in decision.held:
             entry = self.entries[name]
@@ -239,6 +234,7 @@ class Inventory:
         for name in decision.remove:
             entry = self.entries[name]
             entry.removing = True
+            entry.gone_since = now
             since = entry.record.vanished_at
             vanished = time.time() if since is None else since
             self._save(entry, replace(entry.record, vanished_at=vanished, held=False))
@@ -257,7 +253,7 @@ class Inventory:
 
     def may_erase(self, name: str) -> None:
         """Raise RefusedByPolicy when the ceiling forbids erasing data."""
-        ceiling = self._ceiling()
+        ceiling = read_ceiling(self._layout.policy)
         if isinstance(ceiling, BoxError):
             raise ceiling
         if not ceiling.allow_erase:
@@ -281,6 +277,7 @@ class Inventory:
         """
         entry = self.entries.setdefault(name, Entry(Record(name=name)))
         entry.removing = entry.record.spec is None
+        entry.gone_since = time.monotonic()
 
     def save(self, name: str, record: Record) -> None:
         """Make a changed record durable."""
@@ -297,15 +294,3 @@ class Inventory:
     def _save(self, entry: Entry, record: Record) -> None:
         entry.record = record
         self._store.save(record)
-
-    def _ceiling(self) -> Ceiling | BoxError:
-        try:
-            data = files.read_bounded(self._layout.policy, POLICY_MAX)
-        except FileNotFoundError:
-            return Ceiling()
-        except BoxError as error:
-            return error
-        try:
-            return parse_ceiling(data, self._layout.policy.name)
-        except BoxError as error:
-            return error

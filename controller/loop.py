@@ -117,6 +117,9 @@ class Controller:
         how = microvm.reap(pid)
         if entry is None:
             return
+        if entry.live is None or entry.live.stopping or entry.live.record.pid != pid:
+            self.queue.add(name)  # ended by us, or known to be dead already
+            return
         entry.exited = how
         if entry.attempts:
             return  # a pass that failed has put it back into the queue with its delay already
@@ -135,9 +138,17 @@ class Controller:
         self._lock.lock_folder(self._layout.boxes)
         for name in self.inventory.refresh():
             self.queue.add(name)
+        self._mend_claims()
         self._find_strays()
         if self.inventory.recheck_after is not None:
             asyncio.get_running_loop().call_later(self.inventory.recheck_after + 0.05, self.hint)
+
+    def _mend_claims(self) -> None:
+        """Claims the host-wide registry lost go back in before anybody else can be given them."""
+        for name in self._host.restore_claims():
+            entry = self.inventory.entries.get(name)
+            if entry is not None:
+                self.inventory.event(entry, "mended", "its claim on its UID was gone and is back")
 
     def _find_strays(self) -> None:
         binary = self._host.facts.binary
@@ -147,7 +158,9 @@ class Controller:
         instance = self._layout.instance
         self._marked = procfs.marked_processes(instance, (facts.st_dev, facts.st_ino))
         known = self.inventory.entries
-        for name in {*self._marked, *list_sandboxes(instance)} - known.keys():
+        disks_of = {path.name for path in self._layout.all_disks.iterdir()}
+        owned = {name for name in disks_of if not name.startswith(".")}
+        for name in {*self._marked, *list_sandboxes(instance), *owned} - known.keys():
             self._orphan(name)
         for name, pids in self._marked.items():
             entry = known.get(name)
@@ -156,7 +169,7 @@ class Controller:
                 self.queue.add(name)
 
     def _orphan(self, name: str) -> None:
-        """Something runs under a name no record knows. The prune guard outranks its removal."""
+        """A name no record knows owns something here. The prune guard outranks its removal."""
         if self.inventory.hold_reason:
             return
         self.inventory.take_orphan(name)
@@ -215,7 +228,8 @@ class Controller:
                 self._hint.clear()
                 self.rescan()
         await self._end(workers)
-        return int(any(e.failure is not None for e in self.inventory.entries.values()))
+        entries = self.inventory.entries.values()
+        return int(any(e.failure is not None or not e.verdict.ok for e in entries))
 
     async def run_forever(self, stopping: asyncio.Event) -> int:
         """Serve until told to stop; sandboxes keep running."""

@@ -6,26 +6,25 @@ and when to try again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 from controller import backoff, driftbook
+from controller.clock import timestamp
+from controller.desired import desired, erase_in, wanted
 from controller.entry import Entry
-from controller.inventory import Inventory, timestamp
+from controller.inventory import Inventory
 from controller.judge import judge
-from controller.prune import ERASE_DELAY_SECONDS
 from controller.reporting import build_report
 from controller.store import Store
 from reconcilers import steps
-from reconcilers.accel import Choice
 from reconcilers.act import Actor
 from reconcilers.facts import Disk, Observed, Vmm
-from reconcilers.host import Host, launch_key
+from reconcilers.host import Host
 from reconcilers.observe import observe
-from reconcilers.plan import Desired, Plan, plan
+from reconcilers.plan import Plan, plan
 from reconcilers.steps import Step
-from specs.boxfile import Boxfile, OnDelete
+from specs.boxfile import Boxfile
 from specs.conditions import merge
 from specs.errors import BoxError, CommandError, ConfinementError, HostError
 from specs.report import Failure
@@ -65,10 +64,12 @@ class Worker:
         entry = self._inventory.entries.get(name)
         if entry is None:
             return Again(None)
-        generation = entry.record.generation
+        generation, known = entry.record.generation, entry.failure
         try:
             observed, done = await self._converge(name, entry)
         except (BoxError, OSError) as error:
+            if entry.failure is known:
+                entry.failure, entry.failure_layer = _failure(None, error), ""
             return await self._failed(name, entry, error, generation)
         if entry.removing and self._is_gone(observed):
             self._inventory.forget(name)
@@ -77,6 +78,9 @@ class Worker:
         entry.failure, entry.failure_layer = None, ""
         if done.blocked is None:
             self._settle(entry)
+        if isinstance(observed.disk, Disk) and not entry.record.has_disk:
+            # A record that was lost and rebuilt learns from the disk that there is one to lose.
+            self._inventory.save(name, replace(entry.record, has_disk=True))
         self._report(entry, observed, done)
         return Again(self._next(entry))
 
@@ -86,16 +90,13 @@ class Worker:
     async def _converge(self, name: str, entry: Entry) -> tuple[Observed, Plan]:
         created: list[Step] = []
         for _ in range(ROUNDS):
-            box = self._wanted(entry)
+            box = wanted(entry)
             actor = Actor(self._host, name, box, entry.choice, entry.live, self._watch)
             actor.adopt()
             entry.live = actor.live
             observed = await self._observe(name, entry, box)
-            self._note_exit(entry, observed)
-            desired = await self._desired(entry, box)
-            if entry.choice is not None and entry.choice.refused:
-                desired = replace(desired, box=None, erase=None, keep_identity=True)
-            todo = plan(desired, observed)
+            await self._note_exit(entry, observed)
+            todo = plan(await desired(entry, box, self._host, self._inventory), observed)
             if not todo.steps:
                 if not created:
                     entry.exits = 0  # a whole period went by with nothing to do
@@ -158,12 +159,6 @@ class Worker:
             self._inventory.event(entry, "kept", note)
         actor.notes.clear()
 
-    def _wanted(self, entry: Entry) -> Boxfile | None:
-        box = entry.box
-        if box is not None and entry.over_ceiling:
-            return box.model_copy(update={"state": "stopped"})
-        return box
-
     async def _observe(self, name: str, entry: Entry, box: Boxfile | None) -> Observed:
         return await observe(
             self._host,
@@ -174,46 +169,15 @@ class Worker:
             had_disk=entry.record.has_disk,
         )
 
-    async def _desired(self, entry: Entry, box: Boxfile | None) -> Desired:
-        if box is None:
-            # A name that never had a good Boxfile owns nothing; its (absent) disk is not ours to
-            # move.
-            spec = entry.record.spec
-            return Desired(None, erase=self._erase_now(entry) if spec is not None else None)
-        if box.state != "running":
-            return Desired(box)
-        entry.choice = await self._choose(box)
-        digest = self._host.images.digest_for(box.base)
-        key = launch_key(box, entry.choice, digest)
-        return Desired(
-            box,
-            key,
-            suspended=entry.record.suspended,
-            give_up_guest=entry.silent >= SILENT_LIMIT,
-        )
-
-    async def _choose(self, box: Boxfile) -> Choice:
-        problems = self._host.backend_for(box).check(box, self._host.facts)
-        if problems:
-            raise HostError("; ".join(problems))
-        return await self._host.choose_accel(box, self._host.boot())
-
-    def _erase_now(self, entry: Entry) -> bool | None:
-        """True: erase; False: set aside; None: wait, the file may come back."""
-        spec, vanished = entry.record.spec, entry.record.vanished_at
-        if spec is None or spec.data.on_delete is OnDelete.keep:
-            return False
-        if vanished is None or time.time() - vanished < ERASE_DELAY_SECONDS:
-            return None
-        return True
-
     # -- notes about it
     # --------------------------------------------------------------------------------
 
-    def _note_exit(self, entry: Entry, observed: Observed) -> None:
+    async def _note_exit(self, entry: Entry, observed: Observed) -> None:
         box = entry.record.spec
         if entry.live is None or isinstance(observed.vmm, Vmm) or box is None:
             return
+        await entry.live.close(ended=True)
+        entry.live = None
         killed = self._oom_kills(entry.record.name)
         entry.out_of_memory = killed > 0
         how = "killed by the host at its memory limit" if killed else entry.exited or "unknown"
@@ -237,6 +201,7 @@ class Worker:
 
     def _settle(self, entry: Entry) -> None:
         entry.converged_generation = entry.record.generation
+        entry.out_of_memory = False
         entry.drift, closed = driftbook.corrected(entry.drift, timestamp())
         for drift in closed:
             self._inventory.event(entry, "mended", f"{drift.field}: {drift.action}")
@@ -244,13 +209,12 @@ class Worker:
     async def _failed(
         self, name: str, entry: Entry, error: BoxError | OSError, generation: int
     ) -> Again:
-        if entry.failure is None:
-            entry.failure = _failure(None, error)
         entry.attempts += 1
+        assert entry.failure is not None
         retry = not isinstance(error, BoxError) or error.retry
         self._inventory.event(entry, "failed", f"{entry.failure.step}: {entry.failure.message}")
         try:
-            observed = await self._observe(name, entry, self._wanted(entry))
+            observed = await self._observe(name, entry, wanted(entry))
         except (BoxError, OSError):
             observed = Observed()
         self._report(entry, observed, Plan())
@@ -272,9 +236,8 @@ class Worker:
         )
 
     def _next(self, entry: Entry) -> float:
-        if entry.removing and entry.record.vanished_at is not None:
-            passed = time.time() - entry.record.vanished_at
-            return min(ERASE_DELAY_SECONDS, max(0.1, ERASE_DELAY_SECONDS - passed + 0.1))
+        if entry.removing:
+            return max(1.0, erase_in(entry) + 0.1)
         box = entry.box
         return RUNNING_EVERY if box is not None and box.state == "running" else STOPPED_EVERY
 

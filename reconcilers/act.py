@@ -19,7 +19,7 @@ from reconcilers import disk as disks
 from reconcilers.accel import Choice
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
-from reconcilers.confinement.readback import mend, read_vmm
+from reconcilers.confinement.readback import mend
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host
 from reconcilers.live import Live
@@ -142,21 +142,10 @@ class Actor:
     def _grow(self, size_mib: int) -> None:
         disks.grow(self._disk(), size_mib)
         record = launchrecord.read(self._host.layout.launch_record(self._name))
-        if record is None or procfs.alive(record.pid, record.start_time) is None:
-            return
-        # The VMM's file size limit follows its disk; the policy wants it from the next reading on.
-        box, choice = self._wanted()
-        want = self._policy(box, choice, record.uid)
-        mend(
-            record.pid,
-            want,
-            self._names,
-            tuple(
-                reading
-                for reading in read_vmm(record.pid, want, self._names, at_launch=record.at_launch)
-                if not reading.ok and reading.mend == "in place"
-            ),
-        )
+        if record is not None and procfs.alive(record.pid, record.start_time) is not None:
+            # The VMM's file size limit follows its disk; the policy wants it from now on.
+            box, choice = self._wanted()
+            microvm.mend_all(record, self._policy(box, choice, record.uid), self._names)
 
     def _set_aside(self) -> None:
         moment = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -229,6 +218,8 @@ class Actor:
 
     async def _stop(self, *, graceful: bool) -> None:
         record = launchrecord.read(self._host.layout.launch_record(self._name))
+        if self.live is not None:
+            self.live.stopping = True
         if graceful and self.live is not None and self.live.client is not None:
             with contextlib.suppress(BoxError, TimeoutError):
                 await self.live.client.shutdown(SHUTDOWN_SECONDS)

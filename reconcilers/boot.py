@@ -42,7 +42,7 @@ class BootFiles:
     def __init__(self, kernels: Path) -> None:
         self._kernels = kernels
         self._held: dict[tuple[int, ...], BootFile] = {}
-        self._initramfs: dict[tuple[str, str], Path] = {}
+        self._initramfs: dict[tuple[str | int, ...], Path] = {}
 
     def current(self, kernel: Kernel) -> Boot:
         """The kernel and the initramfs made for it (built when missing; blocking). Raises
@@ -70,7 +70,8 @@ class BootFiles:
 
     def _initramfs_for(self, kernel: Kernel, image: BootFile) -> Path:
         agent = agent_binary()
-        key = (image.sha256, hashlib.sha256(agent.read_bytes()).hexdigest())
+        facts = agent.stat()
+        key = (image.sha256, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
         known = self._initramfs.get(key)
         if known is not None and known.is_file():
             return known

@@ -79,6 +79,14 @@ class Host:
         self._claims = self.identities.claimed(self.layout.instance)
         return self._claims
 
+    def restore_claims(self) -> list[str]:
+        """Enter again what the registry lost of our claims; returns those names (blocking)."""
+        known = self.identities.claimed(self.layout.instance)
+        lost = [name for name in self._claims if name not in known]
+        for name in lost:
+            self.adopt_claim(name, self._claims[name])
+        return lost
+
     def claim(self, sandbox: str) -> int:
         """Claim a UID for a strict sandbox, or find the one it has (blocking). Raises HostError."""
         roots = (self.layout.home, self.layout.runtime)

@@ -24,6 +24,8 @@ class Live:
     def __init__(self, record: LaunchRecord) -> None:
         self.record = record
         self.client: AgentClient | None = None
+        # Set before we end the VMM ourselves, so that its end is not taken for a death.
+        self.stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def same_vmm(self, record: LaunchRecord) -> bool:

@@ -25,6 +25,7 @@ from reconcilers import launchrecord, sockets
 from reconcilers.backend import Backend, HostFacts
 from reconcilers.boot import Boot
 from reconcilers.confinement.policy import Confinement
+from reconcilers.confinement.readback import mend, read_vmm
 from reconcilers.confinement.rootview import root_files
 from reconcilers.confinement.start import LaunchRequest, launch
 from reconcilers.facts import Disk, Image
@@ -192,6 +193,13 @@ async def kill(pid: int, start_time: int) -> None:
         os.close(descriptor)
     if not await wait_dead(pid, start_time, 10.0):
         raise HostError(f"the VMM (PID {pid}) does not die after SIGKILL")
+
+
+def mend_all(record: LaunchRecord, want: Confinement, names: HostNames) -> None:
+    """Put back on a live VMM whatever differs from `want` and can change in place."""
+    found = read_vmm(record.pid, want, names, at_launch=record.at_launch)
+    faults = tuple(each for each in found if not each.ok and each.mend == "in place")
+    mend(record.pid, want, names, faults)
 
 
 def make_private_directory(path: Path) -> None:

@@ -173,3 +173,26 @@ def test_lost_state_and_identities_are_rebuilt_from_live_vmms(oak: Home) -> None
     finally:
         if "garbage" in registry.read_text():
             registry.write_text(kept)
+
+
+def test_a_claim_the_registry_lost_while_running_goes_back_in(oak: Home) -> None:
+    uid = oak.report("oak")["vmm"]["uid"]
+    registry = Path("/var/lib/box/identities.toml")
+    registry.unlink()
+    oak.look_again()
+    until(lambda: registry.exists() and f"{uid}" in registry.read_text(), 40, "the claim is back")
+    assert len(oak.vmms("oak")) == 1
+
+
+def test_out_of_memory_on_the_host_is_named(oak: Home) -> None:
+    """L5: a VMM that the host kills at its limit is not just "gone"."""
+    until(lambda: oak.run("oak", "true", check=False).returncode == 0, READY, "it answers")
+    events = oak.path / "observed" / "oak" / "events.jsonl"
+    pid = oak.pid("oak")
+    limit = group_file(oak, "memory.limit_in_bytes", "memory.max")
+    used = group_file(oak, "memory.usage_in_bytes", "memory.current")
+    limit.write_text(str(int(used.read_text()) + (8 << 20)))
+    oak.run("oak", "dd", "if=/dev/zero", "of=/tmp/fill", "bs=1M", "count=100", check=False)
+    until(lambda: "memory limit" in events.read_text(), 40, "the event names it")
+    until(lambda: oak.pid("oak") != pid, READY, "another VMM")
+    oak.ready("oak")

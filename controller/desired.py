@@ -1,0 +1,79 @@
+"""What one sandbox should be now: its last good spec, seen through ceiling, host and time.
+
+It asks the host which accelerator and which image the spec means here, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from controller.entry import Entry
+from controller.inventory import Inventory
+from controller.prune import ERASE_DELAY_SECONDS
+from reconcilers.accel import Choice
+from reconcilers.host import Host, launch_key
+from reconcilers.plan import Desired
+from specs.boxfile import Boxfile, OnDelete, State
+from specs.ceiling import Ceiling
+from specs.conditions import Reason
+from specs.errors import HostError
+
+# A guest that does not answer this often in a row is given up, and its VM replaced.
+SILENT_LIMIT = 3
+
+
+def wanted(entry: Entry) -> Boxfile | None:
+    """The spec to converge to; stopped when policy.toml forbids even the last good one."""
+    box = entry.box
+    if box is not None and entry.over_ceiling:
+        return box.model_copy(update={"state": State.stopped})
+    return box
+
+
+async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inventory) -> Desired:
+    """`box` as the planner takes it. Raises HostError when this host cannot run it at all."""
+    if box is None:
+        # A name that never had a good Boxfile is not being removed; nothing of it is moved.
+        return Desired(None, erase=_erase(entry, inventory) if entry.removing else None)
+    if box.state is not State.running:
+        return Desired(box)
+    entry.choice = await _choose(box, host, inventory)
+    if entry.choice.refused:
+        return Desired(None, keep_identity=True)
+    return Desired(
+        box,
+        launch_key(box, entry.choice, host.images.digest_for(box.base)),
+        suspended=entry.record.suspended,
+        give_up_guest=entry.silent >= SILENT_LIMIT,
+    )
+
+
+async def _choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
+    problems = host.backend_for(box).check(box, host.facts)
+    if problems:
+        raise HostError("; ".join(problems))
+    choice = await host.choose_accel(box, host.boot())
+    ceiling = inventory.ceiling
+    if choice.accel == "tcg" and not choice.refused and isinstance(ceiling, Ceiling):
+        # Only now is it known that `accel: auto` means emulation here.
+        refusal = ceiling.refuse_emulation()
+        if refusal:
+            return replace(choice, reason=Reason.RefusedByPolicy, message=refusal, refused=True)
+    return choice
+
+
+def _erase(entry: Entry, inventory: Inventory) -> bool | None:
+    """True: erase; False: set aside; None: wait, the file may come back."""
+    spec = entry.record.spec
+    if spec is None or spec.data.on_delete is OnDelete.keep:
+        return False
+    if inventory.hold_reason or erase_in(entry) > 0:
+        return None
+    return True
+
+
+def erase_in(entry: Entry) -> float:
+    """Seconds until the data may be erased. A restart begins the wait anew."""
+    since = entry.gone_since
+    return ERASE_DELAY_SECONDS - (time.monotonic() - since) if since is not None else 0.0
