@@ -269,6 +269,7 @@ class Actor:
         client, live.record = await guest.open_channel(self._host.layout, self._name, live.record)
         try:
             guest.require_proof(live.record, client.hello)
+            guest.require_mounts(client.hello)
         except ChannelError:
             await client.close()
             raise

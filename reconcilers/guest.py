@@ -111,6 +111,13 @@ def prove_kernel(record: LaunchRecord, hello: Hello) -> tuple[Proof, ...]:
     )
 
 
+def require_mounts(hello: Hello) -> None:
+    """Raise ChannelError when the agent came up without its root or its data."""
+    for what, state in (("root image", hello.root), ("data disk", hello.data)):
+        if state.startswith("failed"):
+            raise ChannelError(f"the guest could not mount its {what}: {state}")
+
+
 def require_proof(record: LaunchRecord, hello: Hello) -> None:
     """Raise ChannelError unless the process and the kernel are the ones that were started."""
     for proof in (*prove_process(record), *prove_kernel(record, hello)):

@@ -63,6 +63,7 @@ def kernel_command_line(box: Boxfile, accel: str, host: HostFacts) -> str:
         words += [f"tsc_early_khz={host.tsc_khz}"]
     if box.cpus == 1:
         words += ["noreplace-smp"]
+    words += [f"box.hostname={box.name}"]
     if box.readonly:
         words += ["box.readonly=1"]
     return " ".join(words)

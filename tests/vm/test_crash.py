@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -80,21 +81,18 @@ def counts(home: Home) -> dict[str, int]:
         "vmms": len(home.vmms()),
         "cgroups": sum(len([p for p in g.iterdir() if p.is_dir()]) for g in home.cgroups()),
         "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
-        "namespaces": len({os.readlink(p / "ns/net") for p in numbered()}),
+        "namespaces": len(network_namespaces()),
         "runtime": len(list(home.runtime.iterdir())),
         "files": sum(1 for p in home.path.rglob("*") if ".deleted" not in p.parts),
     }
 
 
-def numbered() -> list[Path]:
-    found = []
+def network_namespaces() -> set[str]:
+    found = set()
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
-            try:
-                os.readlink(path / "ns/net")
-            except OSError:
-                continue
-            found.append(path)
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(path / "ns/net"))
     return found
 
 
