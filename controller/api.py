@@ -8,6 +8,7 @@ costs one task and a bounded number of bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from controller.apirequest import exec_request, text_body
 from controller.httpconn import Gone, HttpConnection, Limits, Refused, Request
 from controller.service import Service
 from controller.socketfile import Listener, bind
-from specs.errors import BoxError, InvalidBoxfile, RefusedByPolicy, UsageError
+from specs.errors import BoxError, InvalidBoxfile, NoSandbox, RefusedByPolicy, UsageError
 from specs.names import check_name
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,11 @@ async def _version(service: Service, request: Request, name: str) -> Reply:
 
 
 async def _list(service: Service, request: Request, name: str) -> Reply:
-    reports = [service.report(one).model_dump(mode="json") for one in service.names()]
+    reports = []
+    for one in service.names():
+        with contextlib.suppress(NoSandbox):  # deleted since
+            reports.append(service.report(one).model_dump(mode="json"))
+        await asyncio.sleep(0)  # hundreds of reports must not hold up a command's output
     return Reply({"sandboxes": reports})
 
 

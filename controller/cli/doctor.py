@@ -8,6 +8,7 @@ from dataclasses import asdict
 from controller.cli import output
 from controller.cli.doctor_checks import CHECKS
 from controller.cli.doctor_result import Check, Result, Subject, subject
+from specs.errors import BoxError
 from specs.text import visible
 
 COLOURS = {"ok": output.GREEN, "warn": output.YELLOW, "fail": output.RED}
@@ -43,6 +44,8 @@ def _run(check: Check, about: Subject) -> Result:
     name = str(getattr(check, "__name__", "check")).replace("_", " ")
     try:
         return check(name, about)
+    except BoxError as problem:
+        return Result(name, "fail", problem.message, problem.fix)
     except Exception as problem:
         why = visible(f"{type(problem).__name__} {problem}", 300)
         return Result(name, "fail", f"could not be checked: {why}")

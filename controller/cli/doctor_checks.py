@@ -25,6 +25,7 @@ CHECKS: tuple[Check, ...] = (
     doctor_host.qemu,
     doctor_host.qemu_files,
     doctor_host.guest_kernel,
+    doctor_host.guest_agent,
     doctor_host.busybox,
     doctor_host.image_tools,
     doctor_host.hardware_virtualization,

@@ -144,6 +144,12 @@ def guest_kernel(name: str, about: Subject) -> Result:
     return Result(name, "ok", found)
 
 
+def guest_agent(name: str, about: Subject) -> Result:
+    from agent.build import agent_binary
+
+    return Result(name, "ok", str(agent_binary()))
+
+
 def busybox(name: str, about: Subject) -> Result:
     from reconcilers.image import BUSYBOX
 

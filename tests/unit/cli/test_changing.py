@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from controller.socketfile import bind
 from controller.store import Record, Store
 from reconcilers.layout import Layout
-from specs.boxfile import Boxfile
+from specs.boxfile import Boxfile, State
 from specs.parse import parse_boxfile
 from tests.unit.cli.hostservice import serving
+from tests.unit.cli.settled import condition, settle
 from tests.unit.cli.support import box, text
 
 pytestmark = pytest.mark.needs_root
@@ -209,3 +213,61 @@ def test_apply_reads_a_pipe(layout: Layout) -> None:
     done = box(layout.home, "apply", "-f", "/dev/stdin", stdin=FERN)
     os.close(reader)
     assert done.stdout == b"fern created\n"
+
+
+# -- waiting --------------------------------------------------------------------------------------
+
+
+def apply_and_wait(layout: Layout, data: bytes, timeout: str = "600ms") -> tuple[int, str, float]:
+    """As if a controller were running, which has done what it will do."""
+    listener = bind(layout.socket)
+    begun = time.monotonic()
+    try:
+        done = box(layout.home, "apply", "-f", "-", "--wait", "--timeout", timeout, stdin=data)
+    finally:
+        listener.close()
+    return done.returncode, text(done), time.monotonic() - begun
+
+
+def test_apply_waits_until_it_is_as_declared(layout: Layout) -> None:
+    settle(layout)
+    status, shown, _ = apply_and_wait(layout, FERN)
+    assert (status, "fern is as declared" in shown) == (0, True)
+
+
+def test_apply_does_not_take_the_old_state_for_the_new(layout: Layout) -> None:
+    settle(layout)
+    status, shown, _ = apply_and_wait(layout, b"name: fern\ncpus: 2\n")
+    assert (status, "not taken the Boxfile up" in shown) == (1, True)
+
+
+def test_a_stopped_sandbox_is_as_declared_when_it_is_stopped(layout: Layout) -> None:
+    settle(layout, conditions=(condition("Ready", "False", "Stopped"),))
+    stopped = Boxfile(name="fern", state=State.stopped)
+    Store(layout).save(Record(name="fern", generation=2, spec=stopped))
+    assert apply_and_wait(layout, b"name: fern\nstate: stopped\n")[0] == 0
+
+
+def test_apply_stops_waiting_for_what_is_refused(layout: Layout) -> None:
+    refused = condition("HardwareIsolated", "False", "EmulationRefused", "strict needs hardware")
+    settle(layout, conditions=(refused, condition("Ready", "False", "EmulationRefused")))
+    status, shown, seconds = apply_and_wait(layout, FERN, timeout="60s")
+    assert (status, "accel: tcg" in shown) == (1, True)
+    assert seconds < 10
+    settle(layout, conditions=(condition("Valid", "False", "RefusedByPolicy", "max_cpus: 1"),))
+    status, shown, seconds = apply_and_wait(layout, b"name: fern\ncpus: 2\n", timeout="60s")
+    assert (status, "max_cpus" in shown) == (1, True)
+    assert seconds < 10
+
+
+def test_delete_waits_until_nothing_is_left_and_tells_when_it_is_held(layout: Layout) -> None:
+    settle(layout)
+    record = Store(layout).load("fern")
+    assert isinstance(record, Record)
+    Store(layout).save(replace(record, held=True))
+    listener = bind(layout.socket)
+    try:
+        done = box(layout.home, "delete", "fern", "--wait", "--timeout", "600ms")
+    finally:
+        listener.close()
+    assert (done.returncode, "box prune" in text(done)) == (1, True)

@@ -14,60 +14,16 @@ import pytest
 from ruamel.yaml import YAML
 
 from controller.socketfile import bind
-from controller.store import Record, Store
+from controller.store import Store
 from reconcilers.layout import Layout
-from specs.boxfile import Boxfile
-from specs.conditions import Condition, ConditionType, Reason, Status
 from specs.drift import Drift, Event
-from specs.report import Failure, Report
+from specs.report import Failure
+from tests.unit.cli.settled import SINCE, condition, settle
 from tests.unit.cli.support import ARGV, box, environment, text
 
-SINCE = "2026-01-01T00:00:00+00:00"
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 
 pytestmark = pytest.mark.needs_root
-
-
-def condition(
-    kind: str, status: str, reason: str, message: str = "", generation: int = 2
-) -> Condition:
-    return Condition(
-        ConditionType(kind), Status(status), Reason(reason), message, generation, SINCE
-    )
-
-
-def settle(layout: Layout, name: str = "fern", **more: object) -> None:
-    """What a controller leaves behind for a sandbox that runs."""
-    spec = Boxfile(name=name, cpus=1)
-    (layout.boxes / f"{name}.box.yaml").write_text(f"name: {name}\ncpus: 1\n")
-    store = Store(layout)
-    store.save(Record(name=name, generation=2, spec=spec, source=f"{name}.box.yaml", created=SINCE))
-    report = Report(
-        name=name,
-        generation=2,
-        state="running",
-        backend="qemu",
-        accel="tcg",
-        isolation="strict",
-        source=f"{name}.box.yaml",
-        created=SINCE,
-        conditions=(
-            condition("Valid", "True", "Accepted"),
-            condition("HardwareIsolated", "False", "SoftwareEmulation", "the CPU is emulated"),
-            condition("Ready", "True", "GuestReady", "the agent answers"),
-        ),
-        vmm={"pid": 4242},
-        guest={"kernel": "6.1.0"},
-        confinement=(
-            {"layer": "seccomp", "item": "mode", "want": "2", "got": "2", "ok": True,
-             "source": "/proc/4242/status", "when": "live", "mend": "replace"},
-            {"layer": "cgroup", "item": "pids.max", "want": "64", "got": "max", "ok": False,
-             "source": "/sys/fs/cgroup/pids", "when": "live", "mend": "in place"},
-        ),
-        drift=(Drift("memory limit", "640 MiB", "max", SINCE, "set again", SINCE),),
-    )  # fmt: skip
-    store.write_report(name, report.model_copy(update=more))
-    store.append_event(name, Event(SINCE, "Started", "its VMM runs", 2))
 
 
 def test_get_without_a_home_says_what_to_do_next_and_creates_nothing(tmp_path: Path) -> None:
