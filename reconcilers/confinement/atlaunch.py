@@ -54,17 +54,30 @@ def readings(
     *,
     kvm: bool,
 ) -> tuple[Reading, ...]:
-    """One reading per entry of KEYS; `ready` is what the launcher reported just before execve."""
+    """One reading per entry of KEYS; `ready` is what the launcher reported just before execve.
+
+    What it did not report is "not known" and not ok.
+    """
     mounts = mount_table(binds, kvm=kvm)
     binary = f"{exe[0]}:{exe[1]}"
-    bits = int(str(ready["securebits"]))
-    signal = str(ready["pdeathsig"])
-    landlock = str(ready["landlock"])
+    bits = ready.get("securebits")
+    signal = str(ready.get("pdeathsig", "not known"))
+    landlock = str(ready.get("landlock", "not known"))
     asked = "the launcher's prctl, just before execve"
     return (
-        _reading(SECUREBITS_KEY, f"{SECUREBITS:#x}", f"{bits:#x}", asked),
+        _reading(
+            SECUREBITS_KEY,
+            f"{SECUREBITS:#x}",
+            f"{bits:#x}" if isinstance(bits, int) else "not known",
+            asked,
+        ),
         _reading(PDEATHSIG_KEY, "0", signal, asked),
-        _reading(LANDLOCK_KEY, landlock, landlock, "landlock_restrict_self in the launcher"),
+        _reading(
+            LANDLOCK_KEY,
+            landlock if "landlock" in ready else "applied",
+            landlock,
+            "landlock_restrict_self in the launcher",
+        ),
         _reading(MOUNTS_KEY, mounts, mounts, "the launch document"),
         _reading(FILES_KEY, held, held, "the launch document"),
         _reading(BINARY_KEY, binary, binary, "/proc/PID/exe after execve"),

@@ -75,7 +75,10 @@ class Follower:
             if seen.failed or not seen.ready:
                 raise self._error(seen, errors)
         except BaseException as error:
-            _end(process, seen)
+            process.kill()
+            process.wait()
+            if seen.pidfd >= 0:
+                end(seen.pidfd)
             if isinstance(error, (OSError, ValueError, subprocess.TimeoutExpired)):
                 seen.error = seen.error or str(error)
                 raise self._error(seen, errors) from error
@@ -185,16 +188,13 @@ def _site() -> str:
     return str(Path(spec.origin).parent)
 
 
-def _end(process: subprocess.Popen[bytes], seen: Followed) -> None:
-    """Ends launcher and VMM and waits until both are gone."""
-    process.kill()
-    process.wait()
-    if seen.pidfd < 0:
-        return
+def end(pidfd: int) -> None:
+    """Ends the process behind a pidfd, waits until it is gone, and closes the descriptor."""
     with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(seen.pidfd, signal.SIGKILL)
-    select.select([seen.pidfd], [], [], 5.0)  # readable once it has ended
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    waiting = select.poll()  # not select(2): the number may be above 1,023
+    waiting.register(pidfd, select.POLLIN)
+    waiting.poll(5000)  # readable once it has ended
     with contextlib.suppress(ChildProcessError):  # it is init's child when we are no subreaper
-        os.waitid(os.P_PIDFD, seen.pidfd, os.WEXITED | os.WNOHANG)
-    os.close(seen.pidfd)
-    seen.pidfd = -1
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    os.close(pidfd)

@@ -19,7 +19,7 @@ from typing import NoReturn
 from reconcilers.confinement import atlaunch, procfile
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.document import Bind, Document
-from reconcilers.confinement.following import Follower
+from reconcilers.confinement.following import Follower, end
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.rootview import RootFile
 from specs.errors import ConfinementError
@@ -68,9 +68,17 @@ class Launched:
 async def launch(request: LaunchRequest, *, root_files: Sequence[RootFile]) -> Launched:
     """Starts one VMM in its jail; its cgroup must exist and be empty.
 
-    Raises ConfinementError whose `layer` is the entry of `launch.ORDER` that failed.
+    Raises ConfinementError whose `layer` is the entry of `launch.ORDER` that failed. When it is
+    cancelled it still waits for the launcher, which uses the caller's descriptors, and then ends
+    what was started.
     """
-    return await asyncio.to_thread(launch_blocking, request, root_files=root_files)
+    work = asyncio.ensure_future(asyncio.to_thread(launch_blocking, request, root_files=root_files))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        with contextlib.suppress(ConfinementError):
+            await asyncio.to_thread(end, (await work).pidfd)
+        raise
 
 
 def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -> Launched:
@@ -107,13 +115,20 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
         )
         held = atlaunch.held_files(document.descriptors)
         ended = follower.follow(document, time.monotonic() + TIMEOUT, group.procs)
-    exe = _verify(ended.pid, ended.pidfd, request.argv[0])
+    try:
+        exe = _verify(ended.pid, request.argv[0])
+        at_launch = atlaunch.readings(ended.ready, binds, held, exe, kvm=document.kvm)
+        if wrong := [each for each in at_launch if not each.ok]:
+            _refuse(wrong[0].layer, f"{wrong[0].item} is {wrong[0].got}, not {wrong[0].want}")
+    except BaseException:
+        end(ended.pidfd)
+        raise
     return Launched(
         pid=ended.pid,
         pidfd=ended.pidfd,
         start_time=ended.start_time,
         exe=exe,
-        at_launch=atlaunch.readings(ended.ready, binds, held, exe, kvm=document.kvm),
+        at_launch=at_launch,
         seconds=time.monotonic() - begun,
     )
 
@@ -155,7 +170,7 @@ def _null_device() -> int:
     return descriptor
 
 
-def _verify(pid: int, pidfd: int, binary: str) -> tuple[int, int]:
+def _verify(pid: int, binary: str) -> tuple[int, int]:
     """The binary is what runs. One that ended meanwhile is the caller's to see on the pidfd."""
     wanted = procfile.identity_of(binary)
     try:
@@ -163,9 +178,6 @@ def _verify(pid: int, pidfd: int, binary: str) -> tuple[int, int]:
     except (FileNotFoundError, ProcessLookupError):
         return wanted
     if running != wanted:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 9)
-        os.close(pidfd)
         _refuse("exec", f"the process runs another file than {binary}")
     return running
 

@@ -33,6 +33,7 @@ echo MARK read $(dd if=/dev/vda bs=512 skip=3 count=1 2>/dev/null | head -n 1)
 echo words > /mnt/file; sync
 echo MARK file $(cat /mnt/file)
 before=$(cat /sys/block/vda/size)
+echo MARK waiting
 while [ $(cat /sys/block/vda/size) = $before ]; do sleep 0.1; done
 echo MARK grown $(cat /sys/block/vda/size)
 dd if=/dev/zero of=/dev/vda bs=1M seek=16 count=8 conv=fsync 2>/dev/null && echo MARK beyond
@@ -95,7 +96,7 @@ def guest() -> Iterator[Guest]:
         console = made.connect(4)
         stack.callback(console.close)
         try:
-            said = wait_for(b"MARK file words", console)
+            said = wait_for(b"MARK waiting", console)
         except AssertionError as error:
             raise AssertionError(f"{error}; QEMU said {made.errors()!r}") from None
         yield Guest(made, disk, console, said)

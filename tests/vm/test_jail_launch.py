@@ -6,6 +6,7 @@ filter that refuses one system call, as a container or a hardened host would.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from reconcilers.confinement.launch import ORDER
 from reconcilers.confinement.rootview import RootFile, root_files
+from reconcilers.confinement.start import LaunchRequest, launch
 from specs.errors import ConfinementError
 from tests.vm.jailed import QEMU, UID, Jail, jail, probe
 
@@ -46,6 +48,7 @@ REFUSALS: dict[str, tuple[str, tuple[int, int, int] | None]] = {
 DRIVER = """
 import errno, json, os, sys
 import prctl, pyseccomp
+from reconcilers.confinement.start import LaunchRequest, launch
 from specs.errors import ConfinementError
 from tests.vm.jailed import jail
 order = json.loads(sys.argv[1])
@@ -281,6 +284,19 @@ def test_host_identity_zero_is_refused() -> None:
     with jail(uid=0) as made, pytest.raises(ConfinementError) as caught:
         made.start(probe())
     assert caught.value.layer == "identity"
+
+
+async def test_cancelled_launch_leaves_nothing_running() -> None:
+    with jail() as made:
+        null = os.open("/dev/null", os.O_WRONLY)
+        request = LaunchRequest(made.names, made.want, (probe(),), {}, null)
+        task = asyncio.create_task(launch(request, root_files=root_files(probe())))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        os.close(null)
+        assert made.group.procs() == []
 
 
 def test_vmm_outlives_the_process_that_started_it() -> None:
