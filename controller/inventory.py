@@ -36,6 +36,7 @@ class Inventory:
         self._vanished = prune.VanishTimes()
         self._parsed: dict[str, Parsed] = {}
         self._confirmed = False
+        self._totals: Totals | None = None  # of all that counts now; None when that may differ
         self.entries: dict[str, Entry] = {}
         self.problems: tuple[tuple[str, str], ...] = ()
         self.hold_reason = ""
@@ -70,6 +71,7 @@ class Inventory:
         if isinstance(found, FolderMissing):
             return self._hold_all(found.reason)
         ceiling = self.ceiling = read_ceiling(self._layout.policy)
+        self._totals = None
         changed = set()
         for name, source in found.files.items():
             twins = found.twins.get(name, ())
@@ -133,14 +135,18 @@ class Inventory:
         return ACCEPTED
 
     def _others(self, name: str) -> Totals:
-        specs = (e.record.spec for n, e in self.entries.items() if n != name and not e.removing)
-        return Totals.of(spec for spec in specs if spec is not None)
+        # Summed once for many sandboxes, else a scan's cost grows with the square of their number.
+        if self._totals is None:
+            self._totals = Totals.of(e.box for e in self.entries.values() if e.box is not None)
+        own = self.entries[name].box
+        return self._totals if own is None else _less(self._totals, Totals.of((own,)))
 
     def _accept(self, entry: Entry, source: SourceFile, box: Boxfile | None) -> bool:
         if box is None:
             return False
         record = entry.record
-        if record.spec is not None and record.spec_digest == box.digest():
+        same = record.spec is box  # spares a scan the digest of each Boxfile that stayed the same
+        if same or (record.spec is not None and record.spec_digest == box.digest()):
             if record.source != source.path:
                 self._save(entry, replace(record, source=source.path))
             return False
@@ -293,4 +299,13 @@ class Inventory:
 
     def _save(self, entry: Entry, record: Record) -> None:
         entry.record = record
+        self._totals = None
         self._store.save(record)
+
+
+def _less(all_of_them: Totals, some: Totals) -> Totals:
+    return Totals(
+        all_of_them.sandboxes - some.sandboxes,
+        all_of_them.ram_mib - some.ram_mib,
+        all_of_them.cpus - some.cpus,
+    )
