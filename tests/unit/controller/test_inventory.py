@@ -160,6 +160,26 @@ def test_a_ceiling_lowered_below_a_running_spec_stops_it(
     assert not inventory.entries["oak"].over_ceiling
 
 
+def test_a_total_counts_what_the_same_scan_accepted_or_brought_back(
+    layout: Layout, inventory: Inventory
+) -> None:
+    layout.policy.write_text("max_total_cpus = 5\n")
+    for name in ("ash", "elm", "oak"):
+        put(layout, f"{name}.yaml", "cpus: 2\n")
+    inventory.refresh()
+    assert [inventory.entries[n].verdict.ok for n in ("ash", "elm", "oak")] == [True, True, False]
+    (layout.boxes / "elm.yaml").unlink()
+    inventory.refresh()
+    inventory.refresh()
+    assert inventory.entries["elm"].removing and inventory.entries["oak"].verdict.ok
+    put(layout, "elm.yaml", "cpus: 2\n")
+    inventory.refresh()
+    assert not inventory.entries["elm"].verdict.ok
+    put(layout, "elm.yaml", "cpus: 1\n")
+    inventory.refresh()
+    assert inventory.entries["elm"].verdict.ok
+
+
 def test_a_broken_ceiling_refuses_everything_new(layout: Layout, inventory: Inventory) -> None:
     layout.policy.write_text("max_cpus = 'two'\n")
     put(layout, "oak.yaml", "cpus: 1\n")
