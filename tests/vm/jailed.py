@@ -6,11 +6,13 @@ removes them. What a test asserts it reads from the host.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import secrets
 import select
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -204,10 +206,11 @@ def wait_for(text: bytes, console: socket.socket, seconds: float = 60) -> bytes:
 def probe() -> str:
     """Path of a static program without a C library that makes one system call and exits.
 
-    Built once per test process into a temporary folder. `probe NUMBER ARG...` exits with 0 when the
-    call returned, 1 when it answered ENOSYS. Without arguments it waits for ever.
+    Built once per test process into a folder that goes away with it. `probe NUMBER ARG...` exits
+    with 0 when the call returned, 1 when it answered ENOSYS. Without arguments it waits for ever.
     """
     folder = Path(tempfile.mkdtemp(prefix="boxtest-probe-"))
+    atexit.register(shutil.rmtree, folder)
     folder.chmod(0o755)
     binary = folder / "probe"
     source = Path(__file__).with_name("jail_probe.c")

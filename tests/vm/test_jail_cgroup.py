@@ -75,6 +75,12 @@ def test_limit_the_kernel_refuses_is_an_error_and_names_it(group: Cgroup) -> Non
     assert "cpu" in str(caught.value)
 
 
+def test_limit_the_kernel_does_not_keep_is_an_error(group: Cgroup) -> None:
+    """The kernel takes the largest number there is as no limit, without a word."""
+    with pytest.raises(ConfinementError, match="memory_bytes"):
+        group.apply(Limits((1 << 63) - 4096, 20, 150_000))
+
+
 def test_memory_kill_wakes_the_watcher_and_is_counted(group: Cgroup) -> None:
     watch = group.watch_oom()
     try:

@@ -46,7 +46,7 @@ REFUSALS: dict[str, tuple[str, tuple[int, int, int] | None]] = {
     "seccomp": ("seccomp", None),
 }
 DRIVER = """
-import errno, json, os, sys
+import errno, json, os, subprocess, sys
 import prctl, pyseccomp
 from reconcilers.confinement.start import LaunchRequest, launch
 from specs.errors import ConfinementError
@@ -55,6 +55,8 @@ order = json.loads(sys.argv[1])
 with jail() as made:
     mounts = open("/proc/self/mountinfo").read()
     descriptors = os.listdir("/proc/self/fd")
+    if order["groups"]:
+        os.setgroups(order["groups"])
     if order["nnp"]:
         prctl.set_no_new_privs(1)
     if order["call"]:
@@ -74,6 +76,8 @@ with jail() as made:
         made.start(*order["argv"])
         answer["status"] = made.status()
         answer["layer"] = ""
+        enter = ["nsenter", "--uts", f"--target={made.pid}", "hostname"]
+        answer["hostname"] = subprocess.run(enter, capture_output=True, text=True).stdout.strip()
     except ConfinementError as error:
         answer["layer"] = error.layer
         answer["message"] = str(error)
@@ -88,10 +92,15 @@ with jail() as made:
 
 
 def launch_under(
-    call: str = "", argument: tuple[int, int, int] | None = None, nnp: bool = False
+    call: str = "",
+    argument: tuple[int, int, int] | None = None,
+    *,
+    nnp: bool = False,
+    groups: tuple[int, ...] = (),
 ) -> dict[str, object]:
     """Launches a probe from a process that was first put under the refusal."""
-    order = {"call": call, "argument": argument, "nnp": nnp, "argv": [probe()]}
+    order = {"call": call, "argument": argument, "nnp": nnp, "groups": groups}
+    order["argv"] = [probe()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(order)],
@@ -245,24 +254,42 @@ def test_bound_descriptor_is_readable_and_nothing_else_is(tmp_path: Path) -> Non
         os.close(descriptor)
 
 
-def test_null_device_that_is_a_link_is_refused() -> None:
+@pytest.mark.parametrize(
+    "made_by",
+    [
+        "ln -s /etc/hostname /dev/null",
+        "mknod /dev/real c 1 3 && ln -s real /dev/null",
+        "mknod /dev/null c 1 5",
+        "touch /dev/null",
+        "true",
+    ],
+)
+def test_null_device_that_is_anything_else_is_refused(made_by: str) -> None:
     """In a mount namespace of its own, as in an image whose /dev/null is a link."""
-    script = (
-        "mount -t tmpfs boxtest /dev && ln -s /etc/hostname /dev/null && "
-        f"{sys.executable} -c 'from tests.vm.jailed import *\n"
-        "from specs.errors import ConfinementError\n"
+    code = (
+        "import sys\nfrom tests.vm.jailed import *\nfrom specs.errors import ConfinementError\n"
         "with jail() as made:\n"
-        f'  try: made.start("{probe()}"); print("started")\n'
-        "  except ConfinementError as error: print(error.layer, error.message)'"
+        "  try: made.start(sys.argv[1]); print('started')\n"
+        "  except ConfinementError as error: print(error.layer, error.message)"
     )
+    script = f'mount -t tmpfs boxtest /dev && {made_by} && exec {sys.executable} -c "$1" "$2"'
     done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", code, probe()],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.stdout.startswith("descriptors /dev/null"), done.stdout + done.stderr
+
+
+def test_groups_and_host_name_of_the_launching_side_stay_outside() -> None:
+    answer = launch_under(groups=(4, 27))
+    status = answer["status"]
+    assert isinstance(status, dict)
+    assert status["Groups"] == ""
+    assert answer["hostname"] == "box"
 
 
 def test_group_that_does_not_exist_or_is_in_use_refuses_a_start() -> None:

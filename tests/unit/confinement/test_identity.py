@@ -132,6 +132,17 @@ def test_leftovers_are_found_after_the_registry_was_lost(
 
 
 @pytest.mark.needs_root
+def test_home_that_is_new_to_the_registry_is_looked_through_once(
+    registry: IdentityRegistry, tmp_path: Path
+) -> None:
+    for name in ("known", "new"):
+        (tmp_path / name).mkdir()
+    registry.claim(A, "one", RANGE, roots=(tmp_path / "known",))
+    os.chown(tmp_path / "new", FIRST + 1, 0)  # by a registry that was lost
+    assert registry.claim(B, "one", RANGE, roots=(tmp_path,))[0] == FIRST + 2
+
+
+@pytest.mark.needs_root
 def test_identity_of_a_live_process_is_passed_over(registry: IdentityRegistry) -> None:
     held = subprocess.Popen(["sleep", "60"], user=FIRST, group=FIRST + 1, extra_groups=[])
     try:
