@@ -17,6 +17,7 @@ import struct
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import lz4.block
@@ -72,7 +73,7 @@ def find_kernel(config: Config, kernels: Path) -> Kernel:
         modules = Path(config.modules).expanduser() if config.modules else None
         if modules is not None and not modules.is_dir():
             raise HostError(f"the modules folder {modules} named in config.toml does not exist")
-        return Kernel(chosen, modules, release=release_of(chosen))
+        return Kernel(chosen, modules, release=_known_release(chosen))
     for root in (kernels, SYSTEM_CACHE):
         current = root / "current"
         if current.is_dir():
@@ -85,7 +86,20 @@ def _from_directory(folder: Path) -> Kernel:
     if not image.is_file():
         raise HostError(f"{folder} holds no vmlinux", fix=FETCH_FIX)
     modules = folder / "modules"
-    return Kernel(image, modules if modules.is_dir() else None, release=folder.name)
+    # A folder may have any name: what its kernel calls itself is in the kernel.
+    return Kernel(image, modules if modules.is_dir() else None, release=_known_release(image))
+
+
+def _known_release(image: Path) -> str:
+    facts = image.stat()
+    key = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    return _release_once(image, key)
+
+
+@lru_cache(maxsize=8)
+def _release_once(image: Path, key: tuple[int, ...]) -> str:
+    """Every pass asks, and an image is 50 MB: it is read once as long as `key` stays the same."""
+    return release_of(image)
 
 
 def release_of(image: Path) -> str:
