@@ -5,6 +5,7 @@ It asks the host which accelerator and which image the spec means here, and chan
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -50,7 +51,7 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
 
 
 async def _choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
-    problems = host.backend_for(box).check(box, host.facts)
+    problems = await asyncio.to_thread(host.problems, box)
     if problems:
         raise HostError("; ".join(problems))
     choice = await host.choose_accel(box, host.boot())

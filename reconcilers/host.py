@@ -14,6 +14,7 @@ from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.identity import IdentityRegistry, ranges_of, standard_uid
 from reconcilers.confinement.policy import Confinement, confinement_for
 from reconcilers.confinement.seccomp import load_profile
+from reconcilers.hostfacts import read_host
 from reconcilers.image import Images
 from reconcilers.kernel import find_kernel
 from reconcilers.layout import Layout
@@ -46,6 +47,17 @@ class Host:
 
     def cgroup(self, names: HostNames) -> Cgroup:
         return Cgroup(names)
+
+    def problems(self, box: Boxfile) -> tuple[str, ...]:
+        """Why this host cannot run `box`; looks for the VMM again before it says so (blocking)."""
+        backend = self.backend_for(box)
+        if not backend.check(box, self.facts):
+            return ()
+        self.facts = read_host(self.config)
+        named = self.config.qemu
+        if self.facts.binary is None and named is not None:
+            return (f"{named}, named as `qemu` in config.toml, does not exist",)
+        return backend.check(box, self.facts)
 
     def backend_for(self, box: Boxfile) -> Backend:
         """The backend the Boxfile names, else the only one there is so far. Raises HostError."""
