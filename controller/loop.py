@@ -188,8 +188,16 @@ class Controller:
             else:
                 if again.after is not None:
                     self.queue.add(name, again.after)
+                else:
+                    self._wake_those_that_wait()
             finally:
                 self.queue.done(name)
+
+    def _wake_those_that_wait(self) -> None:
+        """A sandbox is gone: what it gave up, an identity or room, is what another may lack."""
+        for name, entry in self.inventory.entries.items():
+            if entry.attempts:
+                self.queue.add(name)
 
     async def watch_folder(self) -> None:
         """Scan on every hint and at least every RESCAN_SECONDS."""
