@@ -8,6 +8,7 @@ host.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -81,6 +82,8 @@ class KvmProbe:
         self._memory = memory
         self._boot = boot
         self._known: dict[str, Verdict] = {}
+        # All probes are one sandbox: a second one at the same time would kill the first.
+        self._probing = asyncio.Lock()
 
     async def verdict(self, kernel_sha256: str, binary: Path) -> Verdict:
         """Whether KVM works for this kernel and VMM binary. A KVM that does not is no error."""
@@ -91,8 +94,9 @@ class KvmProbe:
         facts = os.stat(binary)
         parts = (kernel_sha256, facts.st_ino, facts.st_mtime_ns, facts.st_size, host_boot_id())
         key = hashlib.sha256(repr(parts).encode()).hexdigest()
-        if key not in self._known:
-            self._known[key] = self._remembered(key) or await self._probe(key)
+        async with self._probing:
+            if key not in self._known:
+                self._known[key] = self._remembered(key) or await self._probe(key)
         return self._known[key]
 
     def _remembered(self, key: str) -> Verdict | None:

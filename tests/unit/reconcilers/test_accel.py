@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from reconcilers import accel
 from reconcilers.accel import KVM_DEVICE, KvmProbe, Verdict, choose, needs_probe
 from specs.boxfile import Accel, Boxfile, Isolation
 from specs.conditions import Reason
@@ -15,12 +17,12 @@ from specs.errors import ChannelError
 WORKS, BROKEN = Verdict(True, "booted"), Verdict(False, "it does not boot")
 
 
-def box(accel: str, isolation: str) -> Boxfile:
-    return Boxfile(name="oak", accel=Accel(accel), isolation=Isolation(isolation))
+def box(accelerator: str, isolation: str) -> Boxfile:
+    return Boxfile(name="oak", accel=Accel(accelerator), isolation=Isolation(isolation))
 
 
 @pytest.mark.parametrize(
-    ("accel", "isolation", "kvm", "want", "refused", "reason"),
+    ("asked", "isolation", "kvm", "want", "refused", "reason"),
     [
         ("auto", "strict", WORKS, "kvm", False, Reason.HardwareVirtualization),
         ("auto", "strict", BROKEN, "tcg", True, Reason.EmulationRefused),
@@ -32,9 +34,9 @@ def box(accel: str, isolation: str) -> Boxfile:
     ],
 )
 def test_choice(
-    accel: str, isolation: str, kvm: Verdict | None, want: str, refused: bool, reason: Reason
+    asked: str, isolation: str, kvm: Verdict | None, want: str, refused: bool, reason: Reason
 ) -> None:
-    choice = choose(box(accel, isolation), kvm)
+    choice = choose(box(asked, isolation), kvm)
     assert (choice.accel, choice.refused, choice.reason) == (want, refused, reason)
 
 
@@ -71,3 +73,20 @@ async def test_a_garbled_memory_is_probed_again(tmp_path: Path) -> None:
     memory.write_text("{")
     assert (await KvmProbe(memory, works).verdict("k", Path("/bin/sh"))).usable
     assert json.loads(memory.read_text())["usable"] is True
+
+
+async def test_sandboxes_that_start_together_share_one_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accel, "KVM_DEVICE", Path("/dev/null"))  # any device that is there
+    boots = 0
+
+    async def works() -> None:
+        nonlocal boots
+        boots += 1
+        await asyncio.sleep(0.01)
+
+    probe = KvmProbe(tmp_path / "probe.json", works)
+    found = await asyncio.gather(*(probe.verdict("k", Path("/bin/sh")) for _ in range(3)))
+    assert all(verdict.usable for verdict in found)
+    assert boots == 1
