@@ -235,9 +235,13 @@ class Actor:
             await asyncio.to_thread(group.kill)
 
     async def _kill_strays(self, pids: tuple[int, ...]) -> None:
+        group = self._host.cgroup(self._names)
         for pid in pids:
+            # Whoever has this PID now is judged, and by its start time nobody else is killed.
             found = procfs.read_stat(pid)
-            if found is not None:
+            if found is None:
+                continue
+            if pid in group.procs() or procfs.carries(pid, self._names):
                 await microvm.kill(pid, found.start_time)
 
     def _thaw(self) -> None:

@@ -43,7 +43,9 @@ async def observe(
     disk = _disk(host.layout.disks(name))
     vmm = _vmm(host, name, box, record, uid, disk)
     known = vmm.pid if isinstance(vmm, Vmm) else 0
-    strays = tuple(sorted(pid for pid in inside | marked if pid != known and _lives(pid)))
+    # The list of marked processes is as old as the last scan: a PID in it may be another's by now.
+    ours = {pid for pid in marked - inside - {known} if procfs.carries(pid, host.names(name))}
+    strays = tuple(sorted(pid for pid in inside | ours if pid != known and _lives(pid)))
     return Observed(
         image=_image(host, box) if wants_vm and box is not None else None,
         uid=uid if wants_vm or box is None or box.isolation == "strict" else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from specs.names import parse_marker
+from specs.names import HostNames, parse_marker
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,29 @@ def marked_processes(instance: str, binary: tuple[int, int]) -> dict[str, set[in
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        try:
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                line = file.read(64 << 10)
-        except OSError:
-            continue
+        line = _command_line(int(entry))
         if needle not in line or executable(int(entry)) != binary:
             continue
-        arguments = line.decode("utf-8", "replace").split("\0")
-        for option, value in pairwise(arguments):
-            names = parse_marker(value) if option == "-name" else None
-            if names is not None and names.instance == instance:
+        for names in _markers(line):
+            if names.instance == instance:
                 found.setdefault(names.sandbox, set()).add(int(entry))
     return found
+
+
+def carries(pid: int, names: HostNames) -> bool:
+    """Whether the process that has this PID now carries the marker of this sandbox."""
+    return names in _markers(_command_line(pid))
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(64 << 10)
+    except OSError:
+        return b""
+
+
+def _markers(line: bytes) -> list[HostNames]:
+    arguments = line.decode("utf-8", "replace").split("\0")
+    found = (parse_marker(value) for option, value in pairwise(arguments) if option == "-name")
+    return [names for names in found if names is not None]
