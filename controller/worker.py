@@ -90,7 +90,7 @@ class Worker:
     async def _converge(self, name: str, entry: Entry) -> tuple[Observed, Plan]:
         created: list[Step] = []
         for _ in range(ROUNDS):
-            box = wanted(entry)
+            removing, box = entry.removing, wanted(entry)
             actor = Actor(self._host, name, box, entry.choice, entry.live, self._watch)
             actor.adopt()
             entry.live = actor.live
@@ -105,15 +105,22 @@ class Worker:
             self._report(entry, observed, todo)  # a boot takes seconds: say what is going on
             actor = Actor(self._host, name, box, entry.choice, entry.live, self._watch)
             try:
-                await self._act(entry, actor, todo.steps, created)
+                await self._act(entry, actor, todo.steps, created, removing)
             finally:
                 entry.live = actor.live
         raise HostError("it does not settle: what was mended differs again at once")
 
     async def _act(
-        self, entry: Entry, actor: Actor, todo: tuple[Step, ...], created: list[Step]
+        self,
+        entry: Entry,
+        actor: Actor,
+        todo: tuple[Step, ...],
+        created: list[Step],
+        removing: bool,
     ) -> None:
         for step in todo:
+            if entry.removing is not removing:
+                return  # its Boxfile came back, or went, while a guest was shut down: plan anew
             try:
                 await actor.act(step)
             except (BoxError, OSError) as error:
