@@ -30,8 +30,6 @@ from specs.errors import BoxError, CommandError, ConfinementError, HostError
 from specs.report import Failure
 
 ROUNDS = 4
-# A guest that does not answer this often in a row is given up, and its VM replaced.
-SILENT_LIMIT = 3
 RUNNING_EVERY, STOPPED_EVERY = 30.0, 600.0
 
 
@@ -68,7 +66,8 @@ class Worker:
         try:
             observed, done = await self._converge(name, entry)
         except (BoxError, OSError) as error:
-            if entry.failure is known:
+            # None: its Boxfile was changed while this pass ran, which forgets an older failure.
+            if entry.failure is known or entry.failure is None:
                 entry.failure, entry.failure_layer = _failure(None, error), ""
             return await self._failed(name, entry, error, generation)
         if entry.removing and self._is_gone(observed):
