@@ -69,6 +69,9 @@ def _erase(entry: Entry, inventory: Inventory) -> bool | None:
     spec = entry.record.spec
     if spec is None or spec.data.on_delete is OnDelete.keep:
         return False
+    # Also for a Boxfile that was accepted before policy.toml forbade it, or became unreadable.
+    if not (isinstance(inventory.ceiling, Ceiling) and inventory.ceiling.allow_erase):
+        return False
     if inventory.hold_reason or erase_in(entry) > 0:
         return None
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +25,10 @@ from reconcilers.host import Host
 from reconcilers.image import Images
 from reconcilers.layout import Layout
 from reconcilers.steps import Step
-from specs.boxfile import Boxfile, State
+from specs.boxfile import Boxfile, Data, OnDelete, State
+from specs.ceiling import Ceiling
 from specs.config import Config
+from specs.errors import BoxError, HostError
 
 pytestmark = pytest.mark.needs_root
 
@@ -62,8 +65,8 @@ def passes(host: Host, layout: Layout, inventory: Inventory) -> Worker:
     return Worker(host, Store(layout), inventory, lambda name, pid: None, lambda name: frozenset())
 
 
-def enter(inventory: Inventory, name: str) -> Entry:
-    spec = Boxfile(name=name, state=State.stopped)
+def enter(inventory: Inventory, name: str, data: Data | None = None) -> Entry:
+    spec = Boxfile(name=name, state=State.stopped, data=data or Data())
     record = Record(name=name, spec=spec, spec_digest=spec.digest(), has_disk=True)
     entry = inventory.entries[name] = Entry(record)
     return entry
@@ -87,3 +90,24 @@ async def test_a_boxfile_that_comes_back_during_the_removal_keeps_its_disk(
     assert not layout.sandbox_runtime("web").exists(), "the removal never began"
     assert disks.observe(layout.disks("web")) is not None
     assert not layout.set_aside.exists()
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "kept"),
+    [
+        (Ceiling(), False),
+        (Ceiling(allow_erase=False), True),
+        (HostError("policy.toml cannot be read"), True),
+    ],
+)
+async def test_data_is_erased_only_if_the_ceiling_allows_it_at_that_moment(
+    layout: Layout, inventory: Inventory, passes: Worker, ceiling: Ceiling | BoxError, kept: bool
+) -> None:
+    entry = enter(inventory, "web", Data(on_delete=OnDelete.erase))
+    disks.create(layout.disks("web"), 16)
+    entry.removing, entry.gone_since = True, time.monotonic() - 3600
+    inventory.ceiling = ceiling
+    await passes.run("web")
+    assert "web" not in inventory.entries
+    assert not layout.disks("web").exists()
+    assert layout.set_aside.exists() is kept
