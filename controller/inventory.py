@@ -36,6 +36,7 @@ class Inventory:
         self._vanished = prune.VanishTimes()
         self._parsed: dict[str, Parsed] = {}
         self._confirmed = False
+        self._held: frozenset[str] = frozenset()  # what a confirmation would let go
         self._totals: Totals | None = None  # of all that counts now; None when that may differ
         self.entries: dict[str, Entry] = {}
         self.problems: tuple[tuple[str, str], ...] = ()
@@ -59,8 +60,8 @@ class Inventory:
         self._confirmed = True
 
     def held(self) -> dict[str, str]:
-        """Held sandboxes and why."""
-        return {name: self.hold_reason for name, entry in self.entries.items() if entry.record.held}
+        """Held sandboxes that a confirmation would let go, and why."""
+        return dict.fromkeys(sorted(self._held & self.entries.keys()), self.hold_reason)
 
     def refresh(self) -> set[str]:
         """Scan the folder once; returns the names that want a pass because something about them
@@ -207,14 +208,15 @@ class Inventory:
             confirmed=self._confirmed,
             now=now,
         )
-        self._confirmed = False
+        self._confirmed, self._held = False, decision.held
         self.hold_reason, self.recheck_after = decision.reason, decision.recheck_after
         if decision.adopt_folder:
             self._store.save_folder(identity)
         return self._apply(decision, now)
 
     def _hold_all(self, reason: str) -> set[str]:
-        self._confirmed = False
+        # A folder that cannot be read is nothing that anybody could confirm.
+        self._confirmed, self._held = False, frozenset()
         self.hold_reason, self.recheck_after = reason, None
         verdict = Verdict(False, Reason.SourceMissing, reason)
         changed = {n for n, e in self.entries.items() if e.verdict != verdict and not e.removing}

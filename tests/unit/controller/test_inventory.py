@@ -247,6 +247,37 @@ def test_many_at_once_are_held_also_over_a_restart_until_confirmed(
     assert {n for n, e in restarted.entries.items() if e.removing} == set(names[:3])
 
 
+def test_what_another_folder_lacks_is_listed_and_goes_when_confirmed(
+    layout: Layout, inventory: Inventory
+) -> None:
+    for name in ("elm", "oak"):
+        put(layout, f"{name}.yaml", "state: stopped\n")
+    inventory.refresh()
+    layout.boxes.rename(layout.home / "before")
+    layout.boxes.mkdir()
+    put(layout, "elm.yaml", "state: stopped\n")
+    inventory.refresh()
+    assert list(inventory.held()) == ["oak"]
+    assert "another one" in inventory.held()["oak"]
+    inventory.confirm()
+    inventory.refresh()
+    assert {n for n, e in inventory.entries.items() if e.removing} == {"oak"}
+    assert inventory.held() == {}
+
+
+def test_a_missing_folder_is_nothing_to_confirm(layout: Layout, inventory: Inventory) -> None:
+    for name in ("ash", "elm", "oak"):
+        put(layout, f"{name}.yaml", "state: stopped\n")
+    inventory.refresh()
+    for name in ("ash", "elm", "oak"):
+        (layout.boxes / f"{name}.yaml").unlink()
+    inventory.refresh()
+    assert set(inventory.held()) == {"ash", "elm", "oak"}
+    layout.boxes.rmdir()
+    inventory.refresh()
+    assert inventory.held() == {}
+
+
 def test_erasing_by_hand_needs_the_ceilings_leave(layout: Layout, inventory: Inventory) -> None:
     put(layout, "oak.yaml", "cpus: 1\n")
     inventory.refresh()
