@@ -38,6 +38,8 @@ __all__ = ["FolderIdentity", "Garbled", "Record", "Store", "ensure_home", "read_
 STATE_FILE_MAX = 1024 * 1024  # bytes; a Boxfile is at most 256 KiB
 REPORT_FILE_MAX = 1024 * 1024
 SUFFIX = ".toml"
+# What we write about a sandbox; console.log.1 is the older half of its console.
+OBSERVED_FILES = ("observed.toml", "events.jsonl", "console.log", "console.log.1")
 
 
 class Store:
@@ -174,7 +176,8 @@ class Store:
         folder = self._observed_path(name)
         self._events.forget(folder / "events.jsonl")
         self._written.pop(folder / "observed.toml", None)
-        for path in (folder / "observed.toml", folder / "events.jsonl"):
+        for filename in OBSERVED_FILES:
+            path = folder / filename
             try:
                 path.unlink(missing_ok=True)
             except OSError:

@@ -33,7 +33,7 @@ class Qemu:
     def command(self, box: Boxfile, accel: str, marker: str, host: HostFacts) -> VmmCommand:
         argv = [str(host.binary), "-nodefaults", "-no-user-config", "-display", "none"]
         argv += ["-no-reboot", "-name", marker]
-        argv += ["-M", "microvm,rtc=on,pit=off,pic=off,isa-serial=on"]
+        argv += ["-M", "microvm,rtc=on,pit=off,pic=off,isa-serial=on,dump-guest-core=off"]
         argv += _accelerator(accel)
         argv += ["-smp", str(box.cpus), "-m", f"{box.ram_mib}M"]
         # QEMU's own filter in front of ours: two independent lists have to be wrong at once.
