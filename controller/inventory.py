@@ -241,11 +241,11 @@ class Inventory:
                 changed.add(name)
         for name in decision.remove:
             entry = self.entries[name]
-            entry.removing = True
-            entry.gone_since = now
             since = entry.record.vanished_at
             vanished = time.time() if since is None else since
             self._save(entry, replace(entry.record, vanished_at=vanished, held=False))
+            entry.removing = True
+            entry.gone_since = now
             self._parsed.pop(name, None)
             changed.add(name)
         return changed
@@ -300,9 +300,9 @@ class Inventory:
         )
 
     def _save(self, entry: Entry, record: Record) -> None:
+        self._store.save(record)  # first: what could not be written is tried again by the next scan
         entry.record = record
         self._totals = None
-        self._store.save(record)
 
 
 def _less(all_of_them: Totals, some: Totals) -> Totals:

@@ -96,6 +96,10 @@ class Controller:
     def look_again(self) -> None:
         """SIGHUP: scan now, and pass over every sandbox instead of waiting for timers."""
         self.hint()
+        self.look_at_all()
+
+    def look_at_all(self) -> None:
+        """Ask for a pass over every sandbox."""
         for name in self.inventory.entries:
             self.queue.add(name)
 
@@ -136,7 +140,13 @@ class Controller:
     def rescan(self) -> None:
         """Read the folder and the host's processes again; put whatever changed into the queue."""
         self._lock.lock_folder(self._layout.boxes)
-        for name in self.inventory.refresh():
+        try:
+            changed = self.inventory.refresh()
+        except BaseException:
+            # It broke off somewhere (a full disk): what it had accepted by then is not to be lost.
+            self.look_at_all()
+            raise
+        for name in changed:
             self.queue.add(name)
         self._mend_claims()
         self._find_strays()
@@ -227,8 +237,7 @@ class Controller:
         says.
         """
         self.rescan()
-        for name in self.inventory.entries:
-            self.queue.add(name)
+        self.look_at_all()
         workers = [asyncio.create_task(self.work()) for _ in range(WORKERS)]
         while not self.queue.idle(ONCE_HORIZON):
             await asyncio.sleep(0.05)
@@ -242,8 +251,7 @@ class Controller:
     async def run_forever(self, stopping: asyncio.Event) -> int:
         """Serve until told to stop; sandboxes keep running."""
         self.rescan()
-        for name in self.inventory.entries:
-            self.queue.add(name)
+        self.look_at_all()
         service = Operations(
             self._host, self.inventory, self.store, rescan=self.hint, wake=self.queue.add
         )

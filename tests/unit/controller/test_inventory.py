@@ -14,10 +14,12 @@ import pytest
 from controller import prune
 from controller.home import ensure_home
 from controller.inventory import Inventory
+from controller.records import Record
 from controller.store import Store
 from reconcilers.layout import Layout
+from specs.boxfile import Boxfile
 from specs.conditions import Reason
-from specs.errors import RefusedByPolicy
+from specs.errors import HostError, RefusedByPolicy
 
 pytestmark = pytest.mark.needs_root
 
@@ -276,6 +278,26 @@ def test_a_missing_folder_is_nothing_to_confirm(layout: Layout, inventory: Inven
     layout.boxes.rmdir()
     inventory.refresh()
     assert inventory.held() == {}
+
+
+def test_what_a_full_disk_kept_from_being_recorded_is_recorded_by_the_next_scan(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(layout)
+    inventory = Inventory(layout, store)
+    put(layout, "oak.yaml", "cpus: 1\n")
+
+    def full(record: Record) -> bool:
+        raise HostError("cannot write: No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "save", full)
+        with pytest.raises(HostError):
+            inventory.refresh()
+    assert inventory.refresh() == {"oak"}
+    found = Store(layout).load("oak")
+    assert isinstance(found, Record)
+    assert found.spec == Boxfile(name="oak", cpus=1)
 
 
 def test_erasing_by_hand_needs_the_ceilings_leave(layout: Layout, inventory: Inventory) -> None:
