@@ -32,6 +32,7 @@ from reconcilers.confinement.cgroup import list_sandboxes
 from reconcilers.host import Host
 from reconcilers.layout import Layout
 from specs.errors import BoxError, Conflict
+from specs.names import is_name
 
 log = logging.getLogger("box")
 
@@ -148,10 +149,10 @@ class Controller:
             raise
         for name in changed:
             self.queue.add(name)
-        self._mend_claims()
-        self._find_strays()
         if self.inventory.recheck_after is not None:
             asyncio.get_running_loop().call_later(self.inventory.recheck_after + 0.05, self.hint)
+        self._mend_claims()
+        self._find_strays()
 
     def _mend_claims(self) -> None:
         """Claims the host-wide registry lost go back in before anybody else can be given them."""
@@ -168,10 +169,10 @@ class Controller:
         instance = self._layout.instance
         self._marked = procfs.marked_processes(instance, (facts.st_dev, facts.st_ino))
         known = self.inventory.entries
-        disks_of = {path.name for path in self._layout.all_disks.iterdir()}
-        owned = {name for name in disks_of if not name.startswith(".")}
+        owned = {path.name for path in self._layout.all_disks.iterdir()}
         for name in {*self._marked, *list_sandboxes(instance), *owned} - known.keys():
-            self._orphan(name)
+            if is_name(name):  # anything else in disks/ is somebody else's and stays
+                self._orphan(name)
         for name, pids in self._marked.items():
             entry = known.get(name)
             live = entry.live.record.pid if entry is not None and entry.live is not None else 0
@@ -229,6 +230,9 @@ class Controller:
                     self.rescan()
                 except (BoxError, OSError) as error:
                     log.error("%s", error)
+                except Exception:
+                    # A defect of ours in one scan must not be the end of all of them.
+                    log.exception("the scan failed")
         finally:
             await asyncio.to_thread(watch.stop)
 

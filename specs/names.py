@@ -48,6 +48,11 @@ def _name_fault(name: str) -> str:
     return ""
 
 
+def is_name(text: str) -> bool:
+    """Whether `text` is a sandbox name."""
+    return not _name_fault(text)
+
+
 def is_instance(text: str) -> bool:
     """Whether `text` has the form of an instance id: 12 lower-case hexadecimal digits."""
     return len(text) == _INSTANCE_LENGTH and _HEX_DIGITS.issuperset(text)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from controller.files import StatKey, stat_key
 from reconcilers.confinement import syscalls
 from specs.errors import BadName
-from specs.names import check_name
+from specs.names import check_name, is_name
 from specs.parse import is_ignored, name_from_filename
 from specs.text import visible
 
@@ -213,13 +213,6 @@ def explain(error: OSError) -> str:
         return "a symlink that leads to nothing"
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"cannot be read: {reason}"
-
-
-def is_name(text: str) -> bool:
-    try:
-        return check_name(text) == text
-    except BadName:
-        return False
 
 
 def is_link(facts: os.stat_result) -> bool:
