@@ -20,7 +20,7 @@ from reconcilers.kernel import find_kernel
 from reconcilers.layout import Layout
 from specs.boxfile import Boxfile, Isolation
 from specs.config import Config
-from specs.errors import HostError
+from specs.errors import Conflict, HostError
 from specs.names import HostNames
 
 
@@ -94,10 +94,15 @@ class Host:
     def restore_claims(self) -> list[str]:
         """Enter again what the registry lost of our claims; returns those names (blocking)."""
         known = self.identities.claimed(self.layout.instance)
-        lost = [name for name in self._claims if name not in known]
-        for name in lost:
-            self.adopt_claim(name, self._claims[name])
-        return lost
+        # A copy in one step: another thread may be claiming.
+        lost = {name: uid for name, uid in self._claims.copy().items() if name not in known}
+        for name, uid in lost.items():
+            try:
+                self.adopt_claim(name, uid)
+            except Conflict:
+                # Another sandbox was given it while nobody knew of ours, which needs a new one.
+                self._claims.pop(name, None)
+        return [name for name in lost if name in self._claims]
 
     def claim(self, sandbox: str) -> int:
         """Claim a UID for a strict sandbox, or find the one it has (blocking). Raises HostError."""
@@ -114,8 +119,13 @@ class Host:
 
     def release(self, sandbox: str) -> None:
         """Give a sandbox's UID up (blocking)."""
-        self.identities.release(self.layout.instance, sandbox)
-        self._claims.pop(sandbox, None)
+        held = self._claims.pop(sandbox, None)  # first, else a scan would enter it again as lost
+        try:
+            self.identities.release(self.layout.instance, sandbox)
+        except BaseException:
+            if held is not None:
+                self._claims[sandbox] = held
+            raise
 
     def confinement(self, box: Boxfile, uid: int, *, kvm: bool, disk_bytes: int) -> Confinement:
         """The policy for a Boxfile's VMM, computed once for each Boxfile, UID, accelerator and disk
