@@ -172,7 +172,11 @@ def reap(pid: int) -> str:
     if found == 0:
         return "running"
     if os.WIFSIGNALED(status):
-        return signal.Signals(os.WTERMSIG(status)).name
+        number = os.WTERMSIG(status)
+        try:
+            return signal.Signals(number).name
+        except ValueError:  # a real-time signal: only the first and the last have a name
+            return f"signal {number}"
     return f"status {os.WEXITSTATUS(status)}"
 
 
