@@ -24,6 +24,7 @@ from reconcilers import image as images
 from reconcilers import launchrecord, sockets
 from reconcilers.backend import Backend, HostFacts
 from reconcilers.boot import Boot
+from reconcilers.confinement.following import end
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import mend, read_vmm
 from reconcilers.confinement.rootview import root_files
@@ -69,6 +70,13 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
     command = wanted.backend.command(wanted.box, wanted.accel, wanted.names.marker, wanted.host)
     with ExitStack() as opened:
         descriptors = _descriptors(opened, layout, wanted)
+        # Copies: the shared ones are closed when another pass finds a new kernel.
+        binds = {
+            slots.KERNEL_PATH: os.dup(wanted.boot.kernel.descriptor),
+            slots.INITRD_PATH: os.dup(wanted.boot.initramfs.descriptor),
+        }
+        for copy in binds.values():
+            opened.callback(os.close, copy)
         errors, errors_end = os.pipe2(os.O_CLOEXEC)
         opened.callback(os.close, errors_end)
         record = LaunchRecord(
@@ -94,26 +102,27 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                     confinement=wanted.confinement,
                     argv=command.argv,
                     descriptors=descriptors,
-                    binds={
-                        slots.KERNEL_PATH: wanted.boot.kernel.descriptor,
-                        slots.INITRD_PATH: wanted.boot.initramfs.descriptor,
-                    },
+                    binds=binds,
                     stderr_fd=errors_end,
                 ),
                 root_files=root_files(command.argv[0], kvm=wanted.accel == "kvm"),
             )
+            record = replace(
+                record,
+                pid=launched.pid,
+                start_time=launched.start_time,
+                exe=launched.exe,
+                at_launch=launched.at_launch,
+            )
+            try:
+                launchrecord.write(record_path, record)
+            except BaseException:
+                end(launched.pidfd)  # a VMM that no record describes is nobody's
+                raise
+            os.close(launched.pidfd)  # the caller opens its own once the record is on disk
         except BaseException:
             os.close(errors)
             raise
-        os.close(launched.pidfd)  # the caller opens its own once the record is on disk
-        record = replace(
-            record,
-            pid=launched.pid,
-            start_time=launched.start_time,
-            exe=launched.exe,
-            at_launch=launched.at_launch,
-        )
-        launchrecord.write(record_path, record)
     return record, errors
 
 
