@@ -272,11 +272,12 @@ class Inventory:
 
     def mark_erase(self, name: str) -> None:
         """Give the last good spec `data.on_delete: erase`, once its Boxfile is gone."""
-        record = self.entries[name].record
-        if record.spec is None:
+        entry = self.entries.get(name)
+        if entry is None or entry.record.spec is None:
             return
-        data = record.spec.data.model_copy(update={"on_delete": OnDelete.erase})
-        spec = record.spec.model_copy(update={"data": data})
+        record, spec = entry.record, entry.record.spec
+        data = spec.data.model_copy(update={"on_delete": OnDelete.erase})
+        spec = spec.model_copy(update={"data": data})
         self.save(name, replace(record, spec=spec, spec_digest=spec.digest()))
 
     def take_orphan(self, name: str) -> None:

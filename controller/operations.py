@@ -6,6 +6,7 @@ commands, proofs and confirmations need the controller itself.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -93,7 +94,10 @@ class Operations:
         parsed = parse_boxfile(data, file=f"{name}.box.yaml", expected_name=name)
         if parsed.box is None:
             raise InvalidBoxfile.of(parsed.problems)
-        done = apply.apply_text(self._layout.boxes, name, data, if_match=if_match)
+        # In a thread: it waits up to 10 s for another writer, and nothing else may wait with it.
+        done = await asyncio.to_thread(
+            apply.apply_text, self._layout.boxes, name, data, if_match=if_match
+        )
         self._rescan()
         return done
 
@@ -102,7 +106,7 @@ class Operations:
         if erase_data:
             self._inventory.may_erase(name)
         # The file goes first: killed in between, the data is kept.
-        apply.delete_file(self._layout.boxes, name)
+        await asyncio.to_thread(apply.delete_file, self._layout.boxes, name)
         if erase_data:
             self._inventory.mark_erase(name)
         self._rescan()
