@@ -9,6 +9,7 @@ never ours to trust and is replaced.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 from specs.reading import Reading
 
 _LIMIT = 256 << 10
+_OURS_TO_BLAME = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,19 @@ def write(path: Path, record: LaunchRecord) -> None:
 
 
 def read(path: Path) -> LaunchRecord | None:
-    """The record, or None when it is missing or makes no sense: its VMM is then a stray."""
+    """The record, or None when it is missing or makes no sense: its VMM is then a stray.
+
+    Raises OSError when we lack what it takes to read it, which says nothing about the VMM.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with os.fdopen(descriptor, "rb") as file:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(path, flags), "rb") as file:
             return _parse(json.loads(file.read(_LIMIT)))
-    except (OSError, ValueError, TypeError, KeyError):
+    except OSError as error:
+        if error.errno in _OURS_TO_BLAME:
+            raise
+        return None
+    except (ValueError, TypeError, KeyError):
         return None
 
 

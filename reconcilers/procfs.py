@@ -28,11 +28,11 @@ class Stat:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """None when there is no such process."""
+    """None when there is no such process. Raises OSError when that cannot be told."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             line = file.read()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     # The command name is in parentheses and may itself hold any character, so the last one ends it.
     fields = line[line.rindex(b")") + 2 :].split()

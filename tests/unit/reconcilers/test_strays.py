@@ -1,14 +1,18 @@
-"""Killing strays: real processes, some of which only have the number of one."""
+"""Whose process is whose, and alive: real processes, some of which only have the number of one."""
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reconcilers import procfs, steps
+import pytest
+
+from reconcilers import launchrecord, procfs, steps
 from reconcilers.act import Actor
 from reconcilers.backend import HostFacts
 from reconcilers.boot import BootFiles
@@ -59,3 +63,28 @@ async def test_a_process_that_got_a_strays_number_is_not_killed(tmp_path: Path) 
         pids = (stray.pid, anybody.pid, other.pid)
         await actor.act(steps.KillStrays("vmm", "no stray process", "3 stray", pids=pids))
         assert [lives(child) for child in (stray, anybody, other)] == [False, True, True]
+
+
+def test_a_controller_out_of_descriptors_takes_nothing_living_for_dead(tmp_path: Path) -> None:
+    layout = host_in(tmp_path).layout
+    layout.sandbox_runtime("web").mkdir(parents=True)
+    layout.launch_record("web").write_text("{}")
+    with process() as child:
+        begun = procfs.read_stat(child.pid)
+        assert begun is not None
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                procfs.alive(child.pid, begun.start_time)
+            with pytest.raises(OSError, match="Too many open files"):
+                launchrecord.read(layout.launch_record("web"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert procfs.alive(child.pid, begun.start_time) is not None
+    assert procfs.alive(child.pid, begun.start_time) is None
+
+
+def test_a_fifo_in_place_of_a_record_is_no_record_and_stops_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "launch.json")
+    assert launchrecord.read(tmp_path / "launch.json") is None
