@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 from collections.abc import Set
 
@@ -287,6 +288,9 @@ def run(layout: Layout, once: bool) -> int:
         # The jail's double fork leaves the VMM without a parent; it becomes ours, so that its exit
         # status is.
         prctl.set_child_subreaper(True)
+        # Four descriptors a sandbox: the usual 1,024 would be used up by some 250 of them.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         host = build_host(layout, load_config(layout))
         return asyncio.run(_main(layout, host, lock, once))
 
