@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 from reconcilers.facts import Image
@@ -61,6 +62,7 @@ class Images:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._digests: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._building = threading.Lock()
 
     def digest_for(self, base: str) -> str:
         """`wanted_digest`, remembered for as long as the host's busybox is the same file."""
@@ -85,8 +87,12 @@ class Images:
 
     def build(self, base: str) -> Image:
         """Build the image of `base` (blocking). Raises HostError or CommandError; a failed build
-        leaves nothing.
+        leaves nothing. One that was built while this call waited for another is returned as it is.
         """
+        with self._building:
+            return self.observe(base) or self._build(base)
+
+    def _build(self, base: str) -> Image:
         digest = self.digest_for(base)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".build-") as scratch:

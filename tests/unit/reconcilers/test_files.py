@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from reconcilers.image import BUSYBOX, Images, open_verified
 from reconcilers.launchrecord import LaunchRecord
 from specs.errors import ChannelError, HostError
 
+BASE = "builtin:busybox"
 needs_tools = pytest.mark.skipif(
     not (BUSYBOX.exists() and shutil.which("mksquashfs") and shutil.which("mke2fs")),
     reason="busybox-static, squashfs-tools or e2fsprogs is missing",
@@ -32,6 +34,15 @@ def test_an_image_is_built_once_and_verified(tmp_path: Path) -> None:
     os.close(open_verified(built))
     again = Images(tmp_path / "other").build("builtin:busybox")
     assert again.sha256 == built.sha256, "the build is not reproducible"
+
+
+@needs_tools
+def test_sandboxes_that_start_together_build_one_image(tmp_path: Path) -> None:
+    images = Images(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        built = [work.result() for work in [pool.submit(images.build, BASE) for _ in range(3)]]
+    inodes = {os.stat(image.path).st_ino for image in built}
+    assert inodes == {os.stat(built[0].path).st_ino}, "one replaced what another was given"
 
 
 @needs_tools
