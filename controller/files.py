@@ -63,13 +63,27 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise write_error(path, error) from error
 
 
-def write_new(path: Path | str, data: bytes, mode: int, *, dir_fd: int | None = None) -> None:
-    """Create `path` (it must not exist), durable on return. A failure leaves no file behind."""
+def write_new(
+    path: Path | str,
+    data: bytes,
+    mode: int,
+    *,
+    dir_fd: int | None = None,
+    owner: tuple[int, int] | None = None,
+) -> None:
+    """Create `path` (it must not exist), durable on return. A failure leaves no file behind.
+
+    `owner` is a user and a group id. It is given through the descriptor: in a folder of somebody
+    else the name may mean another file by then.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600, dir_fd=dir_fd)
     try:
         try:
-            os.fchmod(descriptor, mode)
+            made = os.fstat(descriptor)
+            if owner is not None and owner != (made.st_uid, made.st_gid):
+                os.fchown(descriptor, *owner)
+            os.fchmod(descriptor, mode)  # after the owner, whose change clears set-user-ID bits
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]

@@ -132,9 +132,9 @@ def replace(place: Place, old: Held, data: bytes) -> None:
     temporary = beside(place)
     try:
         mode = stat.S_IMODE(old.facts.st_mode)
-        files.write_new(temporary.name, data, mode, dir_fd=place.folder)
+        owner = (old.facts.st_uid, old.facts.st_gid)  # root's change must not take it from them
+        files.write_new(temporary.name, data, mode, dir_fd=place.folder, owner=owner)
         try:
-            give_to(temporary, old.facts)
             with held(temporary, len(data)) as new:
                 exchanged = exchange(temporary, place, old, new)
             if exchanged:
@@ -190,13 +190,6 @@ def beside(place: Place) -> Place:
     """A hidden name in the same folder: RENAME_EXCHANGE works within one file system only."""
     name = f"{files.TEMPORARY_PREFIX}{os.urandom(8).hex()}"
     return Place(place.folder, name, place.path.with_name(name))
-
-
-def give_to(place: Place, owner: os.stat_result) -> None:
-    """Leave the file to its owner: root's change must not take it from them."""
-    facts = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
-    if (facts.st_uid, facts.st_gid) != (owner.st_uid, owner.st_gid):
-        os.chown(place.name, owner.st_uid, owner.st_gid, dir_fd=place.folder, follow_symlinks=False)
 
 
 def swap_error(place: Place, error: OSError) -> HostError:
