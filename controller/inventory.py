@@ -7,6 +7,7 @@ Valid condition says why. Decides, remembers and records; it touches no VM and n
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 
@@ -22,8 +23,10 @@ from specs.boxfile import Boxfile, OnDelete
 from specs.ceiling import Ceiling, Totals
 from specs.conditions import Reason
 from specs.drift import Event
-from specs.errors import BoxError, RefusedByPolicy
+from specs.errors import BoxError, HostError, RefusedByPolicy
 from specs.parse import Parsed, parse_boxfile
+
+log = logging.getLogger("box")
 
 
 class Inventory:
@@ -296,9 +299,11 @@ class Inventory:
         """Add one line to the sandbox's history."""
         now = timestamp()
         entry.last_change = now
-        self._store.append_event(
-            entry.record.name, Event(now, kind, message, entry.record.generation)
-        )
+        found = Event(now, kind, message, entry.record.generation)
+        try:
+            self._store.append_event(entry.record.name, found)
+        except (HostError, OSError) as error:
+            log.warning("an event is not recorded (%s: %s): %s", kind, message, error)
 
     def _save(self, entry: Entry, record: Record) -> None:
         self._store.save(record)  # first: what could not be written is tried again by the next scan

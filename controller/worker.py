@@ -6,6 +6,7 @@ and when to try again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,8 @@ from specs.boxfile import Boxfile
 from specs.conditions import merge
 from specs.errors import BoxError, CommandError, ConfinementError, HostError
 from specs.report import Failure
+
+log = logging.getLogger("box")
 
 ROUNDS = 4
 RUNNING_EVERY, STOPPED_EVERY = 30.0, 600.0
@@ -231,7 +234,12 @@ class Worker:
     def _report(self, entry: Entry, observed: Observed, done: Plan) -> None:
         found = judge(entry, observed, done.blocked, timestamp())
         entry.conditions = merge(entry.conditions, found)
-        self._store.write_report(entry.record.name, build_report(entry, observed))
+        try:
+            self._store.write_report(entry.record.name, build_report(entry, observed))
+        except (HostError, OSError) as error:
+            # Nobody reads a report back. A full disk must not keep a dead VM down, nor a deleted
+            # sandbox from giving its space back.
+            log.warning("a report is not written: %s", error)
 
     def _is_gone(self, observed: Observed) -> bool:
         return (

@@ -111,3 +111,16 @@ async def test_data_is_erased_only_if_the_ceiling_allows_it_at_that_moment(
     assert "web" not in inventory.entries
     assert not layout.disks("web").exists()
     assert layout.set_aside.exists() is kept
+
+
+async def test_a_deleted_sandbox_goes_even_if_no_report_can_be_written(
+    layout: Layout, inventory: Inventory, passes: Worker
+) -> None:
+    entry = enter(inventory, "web", Data(on_delete=OnDelete.erase))
+    disks.create(layout.disks("web"), 16)
+    entry.removing, entry.gone_since = True, time.monotonic() - 3600
+    shutil.rmtree(layout.observed)
+    layout.observed.symlink_to("/proc")  # nothing can be created there, not even by root
+    await passes.run("web")
+    assert not layout.disks("web").exists()
+    assert "web" not in inventory.entries
