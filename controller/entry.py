@@ -57,7 +57,6 @@ class Entry:
     out_of_memory: bool = False
     failure: Failure | None = None
     failure_layer: str = ""
-    failure_terminal: bool = False
     conditions: dict[ConditionType, Condition] = field(default_factory=dict)
     drift: list[Drift] = field(default_factory=list)
     last_change: str = ""

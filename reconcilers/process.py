@@ -7,7 +7,6 @@ launcher.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -62,11 +61,6 @@ def run(argv: Sequence[str], *, timeout: float = 60.0, cwd: Path | None = None) 
             last_lines=_tail(output),
         )
     return output.decode("utf-8", "replace")
-
-
-async def run_async(argv: Sequence[str], *, timeout: float = 60.0, cwd: Path | None = None) -> str:
-    """`run` without blocking the event loop."""
-    return await asyncio.to_thread(run, argv, timeout=timeout, cwd=cwd)
 
 
 def _tail(output: bytes) -> str:

@@ -41,11 +41,3 @@ async def command(path: Path, name: str, arguments: dict[str, object] | None = N
 async def resize_disk(path: Path, node: str, size: int) -> None:
     """Tell the VMM that a disk's file has `size` bytes now."""
     await command(path, "block_resize", {"node-name": node, "size": size})
-
-
-async def run_on(path: Path) -> str:
-    """Let the virtual CPUs run if somebody paused them; returns the status that was found."""
-    status = str((await command(path, "query-status")).get("status", "unknown"))
-    if status == "paused":
-        await command(path, "cont")
-    return status

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -266,9 +266,3 @@ def unsupported(field: str, value: object) -> str:
 def without_unsupported(field: str) -> bool:
     """Whether a field works only by being left out."""
     return field in _WHOLE_FIELDS
-
-
-def not_supported(box: Boxfile, written: Set[str]) -> tuple[tuple[str, str], ...]:
-    """(field, why) for every written field of `box` whose feature is not built yet."""
-    found = ((field, unsupported(field, getattr(box, field))) for field in Boxfile.model_fields)
-    return tuple((field, why) for field, why in found if why and field in written)

@@ -208,10 +208,6 @@ class GroupV2:
         """Every process in the group and below, forks in progress included (Linux 5.14)."""
         self._write("cgroup.kill", 1)
 
-    @property
-    def populated(self) -> bool:
-        return _count(self._read("cgroup.events"), "populated") == 1
-
 
 def _number(text: str) -> int | None:
     return None if text == "max" else int(text)
