@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from tests.vm.harness import Home
 BOOT_SECONDS = 90.0
 # Above every number that QEMU is given, so that dup2 in the child overwrites none of them.
 FIRST_SPARE = 100
+# One of these is in the directory of a group that has the CPU controller: cgroup v1, v2.
+CPU_FILES = ("cpu.shares", "cpu.weight")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Bare:
     argv: tuple[str, ...]
     image: Path
     data_mib: int
+    cpu_group: Path
 
     @classmethod
     def like(cls, home: Home, name: str) -> Bare:
@@ -52,7 +56,8 @@ class Bare:
         # Under the sandbox's name it would be taken for a stray, and killed.
         paths[f"box:{home.instance}:{name}"] = Path("bare")
         argv = tuple(str(paths.get(word, word)) for word in record.argv)
-        return cls(argv, image, record.data_bytes // MIB)
+        (group,) = [g for g in home.cgroups(name) if any((g / f).exists() for f in CPU_FILES)]
+        return cls(argv, image, record.data_bytes // MIB, group.parent.parent)
 
     async def boot(self) -> float:
         """Boot, wait for the agent's first word, kill; seconds from starting QEMU to that word."""
@@ -60,9 +65,11 @@ class Bare:
             folder = Path(scratch)
             disk.create(folder / "disk", self.data_mib)
             descriptors = self._descriptors(folder, stack)
+            group = stack.enter_context(self._scheduled_alike())
             begun = time.monotonic()
             pid = self._spawn(descriptors)
             try:
+                (group / "cgroup.procs").write_text(str(pid))
                 reader, writer = await asyncio.open_unix_connection(folder / "agent")
                 client = await AgentClient.connect(
                     reader, writer, token=os.urandom(32), first=True, timeout=BOOT_SECONDS
@@ -72,6 +79,27 @@ class Bare:
                 _end(pid)
             await client.close()
             return taken
+
+    @contextlib.contextmanager
+    def _scheduled_alike(self) -> Iterator[Path]:
+        """A CPU group without a limit, as deep in the tree as a sandbox's.
+
+        The scheduler divides time between groups first: on a busy host a QEMU outside of them gets
+        another share than one inside, and the two would not be comparable.
+        """
+        instance = self.cpu_group / f"bench{os.getpid()}"
+        group = instance / "bare"
+        instance.mkdir()
+        try:
+            if (instance / "cgroup.subtree_control").exists():  # v2
+                (instance / "cgroup.subtree_control").write_text("+cpu")
+            group.mkdir()
+            try:
+                yield group
+            finally:
+                group.rmdir()
+        finally:
+            instance.rmdir()
 
     def _descriptors(self, folder: Path, stack: ExitStack) -> dict[int, int]:
         data = disk.observe(folder / "disk")
