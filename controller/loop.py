@@ -291,7 +291,9 @@ def run(layout: Layout, once: bool) -> int:
         # Four descriptors a sandbox: the usual 1,024 would be used up by some 250 of them.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        host = build_host(layout, load_config(layout))
+        config = load_config(layout)
+        logging.getLogger().setLevel(config.log_level.upper())
+        host = build_host(layout, config)
         return asyncio.run(_main(layout, host, lock, once))
 
 
