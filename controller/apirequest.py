@@ -11,13 +11,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from controller.httpconn import Request
+from specs.document import SIZE_MAX
 from specs.errors import UsageError
 
 if TYPE_CHECKING:
     from agent.messages import ExecRequest
-
-BOXFILE_MAX = 256 * 1024
-"""Bytes; the same limit as for a file in the folder."""
 
 EXEC_FIELDS = frozenset({"argv", "argv_b64", "env", "cwd", "user", "stdin", "timeout_ms"})
 
@@ -26,8 +24,8 @@ def text_body(request: Request) -> bytes:
     """A Boxfile as sent. Raises UsageError."""
     if not request.body:
         raise UsageError("the body is empty", fix="send the Boxfile as the body")
-    if len(request.body) > BOXFILE_MAX:
-        raise UsageError(f"the Boxfile is over {BOXFILE_MAX} bytes")
+    if len(request.body) > SIZE_MAX:
+        raise UsageError(f"the Boxfile is over {SIZE_MAX} bytes")
     return request.body
 
 

@@ -29,8 +29,8 @@ from controller.records import (
 )
 from reconcilers.layout import Layout
 from specs.drift import Event
-from specs.errors import BadName, HostError
-from specs.names import check_name
+from specs.errors import HostError
+from specs.names import check_name, is_name
 from specs.report import Report
 
 __all__ = ["FolderIdentity", "Garbled", "Record", "Store", "ensure_home", "read_home"]
@@ -236,13 +236,6 @@ def digest_of(data: bytes) -> bytes:
 
 def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def is_name(text: str) -> bool:
-    try:
-        return check_name(text) == text
-    except BadName:
-        return False
 
 
 def read_toml(path: Path, limit: int) -> dict[str, Any]:

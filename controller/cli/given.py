@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specs.boxfile import Boxfile
+from specs.document import SIZE_MAX
 from specs.errors import HostError, InvalidBoxfile, Problem, UsageError
 from specs.parse import name_from_filename, parse_boxfile
-
-BOXFILE_MAX = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,8 @@ def _bounded(descriptor: int, where: str) -> bytes:
     while piece := os.read(descriptor, 64 * 1024):
         pieces.append(piece)
         size += len(piece)
-        if size > BOXFILE_MAX:
-            raise UsageError(f"larger than {BOXFILE_MAX // 1024} KiB, no Boxfile is", where=where)
+        if size > SIZE_MAX:
+            raise UsageError(f"larger than {SIZE_MAX // 1024} KiB, no Boxfile is", where=where)
     return b"".join(pieces)
 
 

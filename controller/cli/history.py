@@ -12,7 +12,7 @@ from pathlib import Path
 
 from controller.cli import output
 from controller.cli.place import existing, needed, say_when_down
-from controller.cli.view import view, views
+from controller.cli.view import View, view, views
 from reconcilers.layout import Layout
 from specs.drift import Event
 from specs.errors import NotUp
@@ -53,7 +53,7 @@ def drift(chosen: Namespace) -> int:
     return 0
 
 
-def _chosen_views(layout: Layout, name: str | None):  # type: ignore[no-untyped-def]
+def _chosen_views(layout: Layout, name: str | None) -> list[View]:
     return [view(layout, name)] if name is not None else views(layout)
 
 

@@ -24,9 +24,10 @@ from controller.sources.listing import (
     open_beneath,
     was_switched,
 )
+from specs.document import SIZE_MAX
 from specs.text import visible
 
-BOXFILE_MAX = 256 * 1024  # bytes
+BOXFILE_MAX = SIZE_MAX  # bytes
 # A file that is changed twice within one tick of the file system's clock, without changing size,
 # keeps its times. So a file is only believed unchanged once it had been still for longer than the
 # coarsest clock in use (FAT: 2 s) when it was read.

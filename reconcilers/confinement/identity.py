@@ -14,8 +14,8 @@ from pathlib import Path
 
 from reconcilers.confinement import procfile
 from reconcilers.confinement.claims import Claims, ClaimsFile
-from reconcilers.confinement.idranges import ID_MAX, IdRange, overlaps, ranges_of, standard_choice
-from specs.config import Config
+from reconcilers.confinement.idranges import IdRange, overlaps, ranges_of, standard_choice
+from specs.config import ID_MAX, Config
 from specs.errors import Conflict, HostError
 
 __all__ = ["IdRange", "IdentityRegistry", "ranges_of", "standard_uid"]

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from specs.config import Config
-
-ID_MAX = 4_294_967_293  # setresuid(2) reads 2**32 - 1 as "leave as it is"
+from specs.config import ID_MAX, Config
 
 
 @dataclass(frozen=True, slots=True)
