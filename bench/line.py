@@ -41,8 +41,9 @@ def ready(repeat: int) -> list[Row]:
         halves: list[Callable[[int], None]] = [measure_ours, measure_bare]
         for turn in range(repeat):
             for half in halves if turn % 2 else reversed(halves):
-                half(turn)
                 subject.wait_quiet(subject.pid_of(home))
+                subject.wait_host_idle()
+                half(turn)
     return [
         Row("ready", "Boxfile dropped to Ready", "s", tuple(ours)),
         Row("ready", "bare QEMU to the agent's word", "s", tuple(bare)),

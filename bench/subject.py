@@ -73,6 +73,28 @@ def wait_quiet(pid: int, limit: float = 120.0) -> float:
         before = now
 
 
+def wait_host_idle(limit: float = 20.0) -> bool:
+    """Wait until the host's CPUs are at least 85 % idle; False when they were not within `limit`
+    seconds.
+
+    A boot that shares its CPUs with somebody's compiler measures the compiler.
+    """
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        before = _host_ticks()
+        time.sleep(0.5)
+        idle, total = (b - a for a, b in zip(before, _host_ticks(), strict=True))
+        if idle >= 0.85 * total:
+            return True
+    return False
+
+
+def _host_ticks() -> tuple[int, int]:
+    """Idle and all ticks since boot; proc_stat(5): the fourth number is idle time."""
+    numbers = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return numbers[3], sum(numbers)
+
+
 def cost_of(pid: int, cause: Callable[[], None]) -> float:
     """CPU seconds the process spends because of `cause`, until it is quiet again."""
     before = wait_quiet(pid)
