@@ -15,7 +15,7 @@ from controller.prune import ERASE_DELAY_SECONDS
 from reconcilers.accel import Choice
 from reconcilers.host import Host, launch_key
 from reconcilers.plan import Desired
-from specs.boxfile import Boxfile, OnDelete, State
+from specs.boxfile import Accel, Boxfile, OnDelete, State
 from specs.ceiling import Ceiling
 from specs.conditions import Reason
 from specs.errors import HostError
@@ -55,10 +55,12 @@ async def _choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
     if problems:
         raise HostError("; ".join(problems))
     choice = await host.choose_accel(box, host.boot())
-    ceiling = inventory.ceiling
-    if choice.accel == "tcg" and not choice.refused and isinstance(ceiling, Ceiling):
-        # Only now is it known that `accel: auto` means emulation here.
-        refusal = ceiling.refuse_emulation()
+    if choice.accel == "tcg" and not choice.refused:
+        # Only now is it known that `accel: auto` means emulation here. A ceiling that cannot be
+        # read may forbid it.
+        ceiling = inventory.ceiling
+        unread = f"policy.toml cannot be read: {ceiling}" if box.accel is Accel.auto else ""
+        refusal = ceiling.refuse_emulation() if isinstance(ceiling, Ceiling) else unread
         if refusal:
             return replace(choice, reason=Reason.RefusedByPolicy, message=refusal, refused=True)
     return choice

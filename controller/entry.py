@@ -57,6 +57,7 @@ class Entry:
     out_of_memory: bool = False
     failure: Failure | None = None
     failure_layer: str = ""
+    kernel_differs: str = ""
     conditions: dict[ConditionType, Condition] = field(default_factory=dict)
     drift: list[Drift] = field(default_factory=list)
     last_change: str = ""

@@ -88,7 +88,6 @@ class Inventory:
         return changed | self._missing(found)
 
     # -- what a file says
-    # ------------------------------------------------------------------------------
 
     def _take(
         self,
@@ -191,7 +190,6 @@ class Inventory:
         return changed
 
     # -- what is gone
-    # ----------------------------------------------------------------------------------
 
     def _missing(self, found: FolderScan) -> set[str]:
         inventory = {n: e.record for n, e in self.entries.items() if not e.removing}
@@ -254,7 +252,6 @@ class Inventory:
         return changed
 
     # -- small things
-    # ----------------------------------------------------------------------------------
 
     def forget(self, name: str) -> None:
         """A removed sandbox has nothing left on the host: drop its record and its reports."""

@@ -20,7 +20,7 @@ def judge(entry: Entry, observed: Observed, blocked: Blocked | None, now: str) -
         ConditionType.DataReady: _data(observed, blocked),
         ConditionType.Confined: _confined(entry, observed),
         ConditionType.HardwareIsolated: _hardware(entry, observed),
-        ConditionType.KernelVerified: _kernel(observed),
+        ConditionType.KernelVerified: _kernel(entry, observed),
         ConditionType.Ready: _ready(entry, observed, blocked),
         ConditionType.Drifted: _drifted(entry),
     }
@@ -85,7 +85,9 @@ def _hardware(entry: Entry, observed: Observed) -> Answer:
     return Status.false, choice.reason, choice.message
 
 
-def _kernel(observed: Observed) -> Answer:
+def _kernel(entry: Entry, observed: Observed) -> Answer:
+    if entry.kernel_differs:
+        return Status.false, Reason.KernelDiffers, entry.kernel_differs
     if observed.guest is not None:
         # The channel is only kept when the proofs held, so a connected guest is a proven one.
         return Status.true, Reason.KernelMatches, f"{observed.guest.kernel}, not the host's"

@@ -32,7 +32,7 @@ from reconcilers import launchrecord, microvm, procfs
 from reconcilers.confinement.cgroup import list_sandboxes
 from reconcilers.host import Host
 from reconcilers.layout import Layout
-from specs.errors import BoxError, Conflict
+from specs.errors import BoxError
 from specs.names import is_name
 
 log = logging.getLogger("box")
@@ -40,7 +40,7 @@ log = logging.getLogger("box")
 RESCAN_SECONDS = 30.0
 # An editor's save is several events in a few milliseconds; one scan after them is enough.
 SETTLE_SECONDS = 0.02
-WORKERS = 16
+WORKERS = 32
 # A settled controller answers --once; something due later than this is a back-off or a timer.
 ONCE_HORIZON = 5.0
 
@@ -61,7 +61,6 @@ class Controller:
         self._watched: dict[int, tuple[str, int]] = {}
 
     # -- start
-    # -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Take up what an earlier controller left: records, claims, half-done work."""
@@ -85,11 +84,12 @@ class Controller:
             strict = entry.record.spec is not None and entry.record.spec.isolation == "strict"
             if uid is None or name in claims or not strict:
                 continue
-            with contextlib.suppress(Conflict):
+            try:
                 self._host.adopt_claim(name, uid)
+            except BoxError as error:  # it gets another UID, and with it another VMM
+                log.warning("%s cannot have the UID %d any more: %s", name, uid, error)
 
     # -- wake-ups
-    # --------------------------------------------------------------------------------------
 
     def hint(self) -> None:
         """Something may have changed in the folder."""
@@ -128,7 +128,8 @@ class Controller:
             return
         entry.exited = how
         if entry.attempts:
-            return  # a pass that failed has put it back into the queue with its delay already
+            self.queue.add(name, backoff.delay(entry.attempts))
+            return
         entry.exits += 1
         # The first death is answered at once; one that dies again and again waits longer each time.
         self.queue.add(name, backoff.delay(entry.exits - 1) if entry.exits > 1 else 0.0)
@@ -137,7 +138,6 @@ class Controller:
         return self._marked.get(name, set())
 
     # -- the loop
-    # --------------------------------------------------------------------------------------
 
     def rescan(self) -> None:
         """Read the folder and the host's processes again; put whatever changed into the queue."""
@@ -157,7 +157,12 @@ class Controller:
 
     def _mend_claims(self) -> None:
         """Claims the host-wide registry lost go back in before anybody else can be given them."""
-        for name in self._host.restore_claims():
+        try:
+            restored = self._host.restore_claims()
+        except BoxError as error:
+            log.warning("claims on UIDs cannot be checked: %s", error)
+            return
+        for name in restored:
             entry = self.inventory.entries.get(name)
             if entry is not None:
                 self.inventory.event(entry, "mended", "its claim on its UID was gone and is back")
@@ -170,9 +175,11 @@ class Controller:
         instance = self._layout.instance
         self._marked = procfs.marked_processes(instance, (facts.st_dev, facts.st_ino))
         known = self.inventory.entries
-        owned = {path.name for path in self._layout.all_disks.iterdir()}
+        folders = list(self._layout.all_disks.iterdir())
+        # A copy that somebody keeps in disks/ says another name than its folder's, and stays.
+        owned = {path.name for path in folders if disks.belongs_to(path) == path.name}
         for name in {*self._marked, *list_sandboxes(instance), *owned} - known.keys():
-            if is_name(name):  # anything else in disks/ is somebody else's and stays
+            if is_name(name):
                 self._orphan(name)
         for name, pids in self._marked.items():
             entry = known.get(name)

@@ -25,8 +25,7 @@ class Record:
     `spec` is the last good one, `source` the file it came from relative to the watched folder,
     `created` an ISO 8601 UTC time. `vanished_at` (seconds since the epoch) is when the file was
     last found missing. `held`: the prune guard keeps it until its file returns or a human confirms.
-    `debts` name clean-up work that is still owed. `has_disk`: a data disk was made for it, so that
-    one that is gone was lost.
+    `has_disk`: a data disk was made for it, so that one that is gone was lost.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Record:
     held: bool = False
     suspended: bool = False
     has_disk: bool = False
-    debts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,6 @@ def record_to_dict(record: Record) -> dict[str, Any]:
         "held": record.held,
         "suspended": record.suspended,
         "has_disk": record.has_disk,
-        "debts": list(record.debts),
         "spec": None if record.spec is None else record.spec.to_plain(),
     }
     result: dict[str, Any] = without_none(plain)
@@ -95,9 +92,6 @@ def record_from_dict(found: Mapping[str, Any], name: str) -> Record:
         )
     if expect(found, "name", str) != name:
         raise ValueError(f"holds the record of {found['name']!r}")
-    debts = expect(found, "debts", list)
-    if not all(isinstance(debt, str) for debt in debts):
-        raise ValueError("debts: a list of strings is expected")
     spec = optional(found, "spec", dict)
     return Record(
         name=name,
@@ -113,7 +107,6 @@ def record_from_dict(found: Mapping[str, Any], name: str) -> Record:
         held=expect(found, "held", bool),
         suspended=expect(found, "suspended", bool),
         has_disk=expect(found, "has_disk", bool),
-        debts=tuple(debts),
     )
 
 

@@ -8,6 +8,7 @@ home has one controller.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import tomllib
 from pathlib import Path
@@ -38,6 +39,7 @@ __all__ = ["FolderIdentity", "Garbled", "Record", "Store", "ensure_home", "read_
 STATE_FILE_MAX = 1024 * 1024  # bytes; a Boxfile is at most 256 KiB
 REPORT_FILE_MAX = 1024 * 1024
 SUFFIX = ".toml"
+PASSING_TROUBLE = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # What we write about a sandbox; console.log.1 is the older half of its console.
 OBSERVED_FILES = ("observed.toml", "events.jsonl", "console.log", "console.log.1")
 
@@ -58,13 +60,20 @@ class Store:
     # -- state ------------------------------------------------------------------------------------
 
     def load(self, name: str) -> Record | Garbled | None:
-        """The record of `name`, None when there is none; raises BadName."""
+        """The record of `name`, None when there is none; raises BadName, HostError for trouble
+        of the host that says nothing about the file.
+        """
         path = self._state_path(name)
         try:
             return record_from_dict(read_toml(path, STATE_FILE_MAX), name)
         except FileNotFoundError:
             return None
-        except (HostError, ValueError) as error:
+        except HostError as error:
+            # A record that could not be read now is not a garbled one: it must not be set aside.
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in PASSING_TROUBLE:
+                raise
+            return Garbled(path, one_line(error))
+        except ValueError as error:
             return Garbled(path, one_line(error))
 
     def load_all(self) -> dict[str, Record | Garbled]:

@@ -27,7 +27,7 @@ from reconcilers.plan import Plan, plan
 from reconcilers.steps import Step
 from specs.boxfile import Boxfile
 from specs.conditions import merge
-from specs.errors import BoxError, CommandError, ConfinementError, HostError
+from specs.errors import BoxError, CommandError, ConfinementError, HostError, KernelMismatch
 from specs.report import Failure
 
 log = logging.getLogger("box")
@@ -87,7 +87,6 @@ class Worker:
         return Again(self._next(entry))
 
     # -- the pass
-    # --------------------------------------------------------------------------------------
 
     async def _converge(self, name: str, entry: Entry) -> tuple[Observed, Plan]:
         created: list[Step] = []
@@ -130,8 +129,11 @@ class Worker:
                 entry.failure_layer = error.layer if isinstance(error, ConfinementError) else ""
                 if isinstance(step, steps.ConnectGuest):
                     entry.silent += 1
+                    entry.kernel_differs = str(error) if isinstance(error, KernelMismatch) else ""
                 await self._undo(actor, created)
                 raise
+            if isinstance(step, steps.ConnectGuest):
+                entry.kernel_differs = ""
             created.append(step)
             self._recorded(entry, step, actor)
 
@@ -179,7 +181,6 @@ class Worker:
         )
 
     # -- notes about it
-    # --------------------------------------------------------------------------------
 
     async def _note_exit(self, entry: Entry, observed: Observed) -> None:
         box = entry.record.spec

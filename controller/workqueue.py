@@ -29,10 +29,6 @@ class WorkQueue:
         heapq.heappush(self._heap, (due, name))
         self._changed.set()
 
-    def forget(self, name: str) -> None:
-        """Drop a waiting name; a pass in progress is not disturbed."""
-        self._due.pop(name, None)
-
     def idle(self, horizon: float) -> bool:
         """Whether nothing is being worked on and nothing is due within `horizon` seconds."""
         limit = asyncio.get_running_loop().time() + horizon
@@ -64,7 +60,7 @@ class WorkQueue:
         while self._heap:
             due, name = self._heap[0]
             if self._due.get(name) != due:
-                heapq.heappop(self._heap)  # superseded by an earlier time, or forgotten
+                heapq.heappop(self._heap)  # superseded by an earlier time
                 continue
             if due > now:
                 wait = due - now

@@ -19,7 +19,7 @@ from pathlib import Path
 from reconcilers.procfs import host_boot_id
 from specs.boxfile import Accel, Boxfile, Isolation
 from specs.conditions import Reason
-from specs.errors import BoxError
+from specs.errors import BoxError, ChannelError
 
 KVM_DEVICE = Path("/dev/kvm")
 PROBE_SECONDS = 10.0
@@ -84,6 +84,7 @@ class KvmProbe:
         self._known: dict[str, Verdict] = {}
         # All probes are one sandbox: a second one at the same time would kill the first.
         self._probing = asyncio.Lock()
+        self._trouble = ""
 
     async def verdict(self, kernel_sha256: str, binary: Path) -> Verdict:
         """Whether KVM works for this kernel and VMM binary. A KVM that does not is no error."""
@@ -96,7 +97,12 @@ class KvmProbe:
         key = hashlib.sha256(repr(parts).encode()).hexdigest()
         async with self._probing:
             if key not in self._known:
-                self._known[key] = self._remembered(key) or await self._probe(key)
+                verdict = self._remembered(key)
+                if verdict is None:
+                    verdict = await self._probe(key)
+                    if verdict is None:
+                        return Verdict(False, self._trouble)
+                self._known[key] = verdict
         return self._known[key]
 
     def _remembered(self, key: str) -> Verdict | None:
@@ -108,13 +114,18 @@ class KvmProbe:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    async def _probe(self, key: str) -> Verdict:
+    async def _probe(self, key: str) -> Verdict | None:
+        """Boot once and remember; None when the host, not KVM, kept the probe from running."""
         try:
             await self._boot()
-        except BoxError as error:
+        except ChannelError as error:
             verdict = Verdict(
                 False, f"the guest kernel does not boot on {KVM_DEVICE} here ({error.message})"
             )
+        except (BoxError, OSError) as error:
+            # A full disk or a missing cgroup says nothing about KVM: try again at the next pass.
+            self._trouble = f"KVM could not be probed ({error})"
+            return None
         else:
             verdict = Verdict(True, "the guest kernel booted on KVM to the agent's hello")
         temporary = self._memory.with_name(f".{self._memory.name}.{os.getpid()}")

@@ -99,7 +99,6 @@ class Actor:
                 raise HostError(f"no act for {type(step).__name__}")
 
     # -- identity and cgroup
-    # ---------------------------------------------------------------------------
 
     def _claim(self) -> None:
         record = launchrecord.read(self._host.layout.launch_record(self._name))
@@ -131,7 +130,6 @@ class Actor:
         return self._box, self._choice
 
     # -- disk
-    # ------------------------------------------------------------------------------------------
 
     def _disk(self) -> Disk:
         disk = disks.observe(self._host.layout.disks(self._name))
@@ -163,7 +161,6 @@ class Actor:
         launchrecord.write(self._host.layout.launch_record(self._name), live.record)
 
     # -- VMM
-    # -------------------------------------------------------------------------------------------
 
     async def _launch(self, key: str) -> None:
         box, choice = self._wanted()
@@ -208,7 +205,9 @@ class Actor:
         if record is None or procfs.alive(record.pid, record.start_time) is None:
             return
         if self.live is None or not self.live.same_vmm(record):
-            self.live = Live(record)
+            former, self.live = self.live, Live(record)
+            if former is not None:
+                self.live.keep(former.close(ended=True))
             self._hold(console.ConsoleLog(self._host.layout.console_log(self._name)))
 
     async def _forget_live(self) -> None:
@@ -261,7 +260,6 @@ class Actor:
             mend(live.record.pid, want, self._names, others)
 
     # -- guest
-    # -----------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
         live = self._held()

@@ -27,7 +27,8 @@ class ConsoleLog:
     def append(self, data: bytes) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._path, flags, 0o600)
+        # Without O_NONBLOCK a FIFO that stands here would stop the whole controller.
+        descriptor = os.open(self._path, flags | os.O_NONBLOCK, 0o600)
         try:
             os.write(descriptor, data)
             full = os.fstat(descriptor).st_size >= LIMIT

@@ -7,6 +7,7 @@ file, the guest agent resizes the file system.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ import tomli_w
 
 from reconcilers.facts import MIB, Disk
 from reconcilers.process import run
+from reconcilers.smallfile import read_small
 from specs.errors import HostError
 
 CHAIN = "chain.toml"
@@ -30,29 +32,33 @@ def observe(folder: Path) -> Disk | None:
     understood.
     """
     try:
-        chain = tomllib.loads((folder / CHAIN).read_text())
+        chain = tomllib.loads(read_small(folder / CHAIN).decode())
         layer = chain["layer"][-1]
         name, layer_format = str(layer["file"]), str(layer["format"])
-    except FileNotFoundError:
-        return None
-    except (tomllib.TOMLDecodeError, KeyError, IndexError, TypeError, UnicodeDecodeError) as error:
-        # The folder is ours and the chain has one layer for now, so what it must say is known.
-        return _rewritten(folder, error)
-    if "/" in name or name.startswith("."):
+        whole = True
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOENT:
+            raise
+        # A chain has one layer for now, so what a lost or garbled one must say is known.
+        if not (folder / BASE).exists():
+            return None
+        name, layer_format, whole = BASE, "raw", False
+    if "/" in name or "\0" in name or name.startswith("."):
         raise HostError(f"{folder / CHAIN} names a layer outside its folder: {name!r}")
     facts = os.lstat(folder / name)
     if not stat.S_ISREG(facts.st_mode):
         raise HostError(f"{folder / name} is not a regular file")
     uid, gid, mode = facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)
-    private = (uid, gid, mode) == (os.geteuid(), os.getegid(), FILE_MODE)
+    private = whole and (uid, gid, mode) == (os.geteuid(), os.getegid(), FILE_MODE)
     return Disk(folder / name, layer_format, facts.st_size, uid, gid, mode, private)
 
 
-def _rewritten(folder: Path, error: Exception) -> Disk | None:
-    if not (folder / BASE).is_file() or len(list(folder.glob("*.qcow2"))) > 0:
-        raise HostError(f"{folder / CHAIN} cannot be read: {error}") from error
-    _write_chain(folder)
-    return observe(folder)
+def belongs_to(folder: Path) -> str:
+    """The sandbox whose disk a folder says it is; empty for a copy, or what is no disk of ours."""
+    try:
+        return str(tomllib.loads(read_small(folder / CHAIN).decode())["sandbox"])
+    except (OSError, HostError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def create(folder: Path, size_mib: int) -> None:
@@ -79,7 +85,7 @@ def create(folder: Path, size_mib: int) -> None:
             ]
             + [str(target)]
         )
-        _write_chain(ready)
+        _write_chain(ready, folder.name)
         _sync(target)
         _sync(ready)
         ready.rename(folder)
@@ -100,13 +106,14 @@ def grow(disk: Disk, size_mib: int) -> None:
 
 
 def mend(disk: Disk) -> None:
-    """Give the file back to its owner, mode 0600."""
+    """Give the file back to its owner, mode 0600, and write down its chain again."""
     descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.fchown(descriptor, os.geteuid(), os.getegid())
         os.fchmod(descriptor, FILE_MODE)
     finally:
         os.close(descriptor)
+    _write_chain(disk.path.parent)
 
 
 def open_for_vmm(disk: Disk) -> int:
@@ -144,10 +151,12 @@ def sweep(disks: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _write_chain(folder: Path) -> None:
-    chain = {"layer": [{"file": BASE, "format": "raw"}]}
+def _write_chain(folder: Path, sandbox: str = "") -> None:
+    chain = {"sandbox": sandbox or folder.name, "layer": [{"file": BASE, "format": "raw"}]}
     temporary = folder / f".{CHAIN}.new"
-    temporary.write_text(tomli_w.dumps(chain))
+    temporary.unlink(missing_ok=True)
+    with open(temporary, "x") as file:  # a new file: no link under this name is written through
+        file.write(tomli_w.dumps(chain))
     _sync(temporary)
     temporary.rename(folder / CHAIN)
     _sync(folder)

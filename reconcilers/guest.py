@@ -16,7 +16,7 @@ from reconcilers import launchrecord, procfs
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.sockets import connect
-from specs.errors import ChannelError
+from specs.errors import ChannelError, KernelMismatch
 
 # An emulated guest needs 3 s on an idle host; a loaded one many times that.
 BOOT_TIMEOUT = 90.0
@@ -119,10 +119,10 @@ def require_mounts(hello: Hello) -> None:
 
 
 def require_proof(record: LaunchRecord, hello: Hello) -> None:
-    """Raise ChannelError unless the process and the kernel are the ones that were started."""
+    """Raise KernelMismatch unless process and kernel are the ones that were started."""
     for proof in (*prove_process(record), *prove_kernel(record, hello)):
         if not proof.ok:
-            raise ChannelError(
+            raise KernelMismatch(
                 f"the {proof.item} is not the one that was started: "
                 f"wanted {proof.want}, got {proof.got}"
             )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from reconcilers.facts import Image
 from reconcilers.process import run
+from reconcilers.smallfile import read_small
 from specs.errors import HostError
 
 BUSYBOX = Path("/bin/busybox")
@@ -77,8 +78,8 @@ class Images:
         digest = self.digest_for(base)
         folder = self._folder / digest
         try:
-            sha256 = (folder / "sha256").read_text().strip()
-        except OSError:
+            sha256 = read_small(folder / "sha256").decode().strip()
+        except (OSError, HostError, UnicodeDecodeError):
             return None
         path = folder / "root.squashfs"
         if not path.is_file():

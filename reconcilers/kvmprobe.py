@@ -40,11 +40,11 @@ async def boot_once(host: Host) -> None:
         instance=instance,
     )
     group = Cgroup(names)
-    _remove(layout, group)
+    await asyncio.to_thread(_remove, layout, group)
     try:
         await _boot(host, layout, names, group)
     finally:
-        _remove(layout, group)
+        await asyncio.to_thread(_remove, layout, group)
 
 
 async def _boot(host: Host, layout: Layout, names: HostNames, group: Cgroup) -> None:
@@ -59,7 +59,7 @@ async def _boot(host: Host, layout: Layout, names: HostNames, group: Cgroup) -> 
     image = host.images.observe(box.base)
     if image is None:
         image = await asyncio.to_thread(host.images.build, box.base)
-    disks.create(layout.disks(_NAME), _DISK_MIB)
+    await asyncio.to_thread(disks.create, layout.disks(_NAME), _DISK_MIB)
     disk = disks.observe(layout.disks(_NAME))
     if disk is None:
         raise HostError("the probe's disk vanished")

@@ -41,12 +41,10 @@ class Reason(StrEnum):
     RefusedByPolicy = "RefusedByPolicy"  # policy.toml forbids what the text asks for
     Conflict = "Conflict"  # two files declare this name; the recorded one stays in force
     SourceMissing = "SourceMissing"  # the watched folder is missing or not the same one: held
-    NotSupportedYet = "NotSupportedYet"  # a field whose feature is not built yet
     # ImageReady, DataReady
     Converged = "Converged"  # nothing is left to do
     Building = "Building"  # the image is being built
     BuildFailed = "BuildFailed"  # the build stopped; the failure names step and command
-    DiskCreated = "DiskCreated"  # a new, empty disk was made
     DiskPresent = "DiskPresent"  # the recorded disk is there with its owner and size
     DiskLost = "DiskLost"  # a disk that was recorded is gone; a new one is not made silently
     DiskShrinkRefused = "DiskShrinkRefused"  # size_mib is below the disk's size; disks only grow

@@ -144,6 +144,10 @@ class ChannelError(BoxError):
     """The channel into the guest is broken, closed or too slow."""
 
 
+class KernelMismatch(ChannelError):
+    """The process or the kernel behind a channel is not the one that was started."""
+
+
 class ProtocolError(ChannelError):
     """The other side of a channel said something that the protocol does not allow."""
 

@@ -59,7 +59,6 @@ def _head(layout: Layout, found: View) -> None:
             ("Last change", _when(report.last_change if report else "")),
             ("Suspended", "yes" if record and record.suspended else ""),
             ("Held back", "yes: box prune shows why" if record and record.held else ""),
-            ("Still to clean up", ", ".join(record.debts) if record else ""),
             ("Record", f"unreadable: {found.garbled}" if found.garbled else ""),
         ]
     )

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconcilers.confinement import syscalls
 from reconcilers.confinement.cgrouptree import LIMITING, CgroupTree, host_tree
 from reconcilers.confinement.groupfiles import GroupV1, GroupV2
 from reconcilers.confinement.policy import Limits
@@ -212,27 +211,6 @@ class Cgroup:
             for parent in (Path(folder).parent, Path(folder).parent.parent):
                 with contextlib.suppress(OSError):  # others are in it
                     parent.rmdir()
-
-    def watch_oom(self) -> int:
-        """A descriptor that becomes readable when the kernel killed for memory; the caller owns it,
-        drains it with os.read(fd, 4096) and looks at `read().oom_kills`."""
-        version, folder = self._by_controller["memory"]
-        if version == 2:
-            # not poll(2): the file is readable at all times, and epoll would never sleep
-            return syscalls.inotify_watch(f"{folder}/memory.events", syscalls.IN_MODIFY)
-        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        control = -1
-        try:
-            control = os.open(f"{folder}/memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
-            # Documentation/admin-guide/cgroup-v1/memory.rst, 10. OOM Control
-            Path(folder, "cgroup.event_control").write_text(f"{event} {control}")
-        except OSError:
-            os.close(event)
-            raise
-        finally:
-            if control >= 0:
-                os.close(control)
-        return event
 
     @contextmanager
     def _explained(self, act: str, controller: str = "") -> Iterator[None]:

@@ -52,7 +52,6 @@ class Home:
         self.env = {**os.environ, "BOX_HOME": str(path), "PYTHONPATH": str(ROOT)}
 
     # -- the controller
-    # --------------------------------------------------------------------------------
 
     def start(self) -> None:
         log = open(self.path / "controller.log", "ab")  # noqa: SIM115  # the child keeps it
@@ -81,7 +80,6 @@ class Home:
         return ""
 
     # -- box and files
-    # ---------------------------------------------------------------------------------
 
     def box(
         self, *arguments: str, check: bool = True, data: bytes | None = None, timeout: float = 120
@@ -163,7 +161,6 @@ class Home:
         self.controller.send_signal(signal.SIGHUP)
 
     # -- the host
-    # --------------------------------------------------------------------------------------
 
     @property
     def instance(self) -> str:

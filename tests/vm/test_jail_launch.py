@@ -99,8 +99,13 @@ def launch_under(
     groups: tuple[int, ...] = (),
 ) -> dict[str, object]:
     """Launches a probe from a process that was first put under the refusal."""
-    order = {"call": call, "argument": argument, "nnp": nnp, "groups": groups}
-    order["argv"] = [probe()]
+    order = {
+        "call": call,
+        "argument": argument,
+        "nnp": nnp,
+        "groups": groups,
+        "argv": [probe()],
+    }
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, json.dumps(order)],

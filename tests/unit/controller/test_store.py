@@ -50,7 +50,7 @@ def a_record(name: str = "agent", **changes: object) -> Record:
         uid=1879048192,
         gid=1879048192,
         created="2026-01-02T03:04:05Z",
-        debts=("cgroup",),
+        has_disk=True,
     )
     return dataclasses.replace(record, **changes)  # type: ignore[arg-type]
 
@@ -112,7 +112,7 @@ def test_a_minimal_record_comes_back_whole(store: Store, layout: Layout) -> None
         gid=st.none() | st.integers(0, 2**32),
         vanished_at=st.none() | st.floats(0, 1e12),
         held=st.booleans(),
-        debts=st.lists(st.text(st.characters(codec="utf-8"))).map(tuple),
+        has_disk=st.booleans(),
     )
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -177,9 +177,9 @@ def test_state_of_another_name_or_with_wrong_types_is_garbled(store: Store, layo
     (layout.state / "agent.toml").write_bytes((layout.state / "other.toml").read_bytes())
     assert isinstance(store.load("agent"), Garbled)
     good = record_to_dict(a_record())
-    for key in ("generation", "uid", "spec", "debts", "held", "vanished_at"):
+    for key in ("generation", "uid", "spec", "has_disk", "held", "vanished_at"):
         with pytest.raises(ValueError, match=key):
-            record_from_dict({**good, key: {"a": "b"} if key == "debts" else ["x"]}, "agent")
+            record_from_dict({**good, key: ["x"]}, "agent")
     with pytest.raises(ValueError):
         record_from_dict({**good, "spec": {"name": "agent", "cpus": 99}}, "agent")
 

@@ -41,15 +41,6 @@ async def test_a_name_in_work_is_not_given_to_a_second_worker() -> None:
     assert await asyncio.wait_for(queue.get(), 1) == "oak"
 
 
-async def test_a_forgotten_name_is_not_given() -> None:
-    queue = WorkQueue()
-    queue.add("oak")
-    queue.forget("oak")
-    assert queue.idle(60.0)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(queue.get(), 0.05)
-
-
 async def test_idle_looks_ahead() -> None:
     queue = WorkQueue()
     queue.add("oak", 10.0)

@@ -12,7 +12,7 @@ from reconcilers import accel
 from reconcilers.accel import KVM_DEVICE, KvmProbe, Verdict, choose, needs_probe
 from specs.boxfile import Accel, Boxfile, Isolation
 from specs.conditions import Reason
-from specs.errors import ChannelError
+from specs.errors import ChannelError, HostError
 
 WORKS, BROKEN = Verdict(True, "booted"), Verdict(False, "it does not boot")
 
@@ -90,3 +90,21 @@ async def test_sandboxes_that_start_together_share_one_probe(
     found = await asyncio.gather(*(probe.verdict("k", Path("/bin/sh")) for _ in range(3)))
     assert all(verdict.usable for verdict in found)
     assert boots == 1
+
+
+@pytest.mark.skipif(not KVM_DEVICE.exists(), reason="no /dev/kvm to probe")
+async def test_trouble_of_the_host_is_not_remembered_as_a_kvm_that_does_not_work(
+    tmp_path: Path,
+) -> None:
+    outcomes: list[Exception | None] = [HostError("the disk is full"), None]
+
+    async def boots() -> None:
+        outcome = outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+    probe = KvmProbe(tmp_path / "probe.json", boots)
+    first = await probe.verdict("k", Path("/bin/sh"))
+    assert not first.usable
+    assert "the disk is full" in first.why
+    assert (await probe.verdict("k", Path("/bin/sh"))).usable

@@ -116,10 +116,26 @@ def test_deleted_disks_never_overwrite_one_another(tmp_path: Path) -> None:
 def test_a_garbled_chain_is_rebuilt_from_the_disk(tmp_path: Path) -> None:
     folder = tmp_path / "disks" / "oak"
     disks.create(folder, 16)
-    (folder / disks.CHAIN).write_text("garbage [")
-    made = disks.observe(folder)
-    assert made is not None
-    assert made.path == folder / disks.BASE
+    for damage in ("garbage [", None):
+        (folder / disks.CHAIN).unlink()
+        if damage is not None:
+            (folder / disks.CHAIN).write_text(damage)
+        made = disks.observe(folder)
+        assert made is not None
+        assert (made.path, made.private) == (folder / disks.BASE, False)
+        disks.mend(made)
+        mended = disks.observe(folder)
+        assert mended is not None
+        assert mended.private
+
+
+@needs_tools
+def test_a_disk_says_whose_it_is_and_a_copy_says_another_name(tmp_path: Path) -> None:
+    disks.create(tmp_path / "oak", 16)
+    shutil.copytree(tmp_path / "oak", tmp_path / "oak-copy")
+    assert disks.belongs_to(tmp_path / "oak") == "oak"
+    assert disks.belongs_to(tmp_path / "oak-copy") == "oak"
+    assert disks.belongs_to(tmp_path / "nothing") == ""
 
 
 def test_half_made_and_half_erased_disks_are_swept(tmp_path: Path) -> None:
