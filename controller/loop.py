@@ -124,7 +124,9 @@ class Controller:
         if entry is None:
             return
         if entry.live is None or entry.live.stopping or entry.live.record.pid != pid:
-            self.queue.add(name)  # ended by us, or known to be dead already
+            # Ended by us, or known to be dead already. A pass that fails takes back the VMM it
+            # made, whose end must not shorten the delay that the failure earned.
+            self.queue.add(name, backoff.delay(entry.attempts) if entry.attempts else 0.0)
             return
         entry.exited = how
         if entry.attempts:
