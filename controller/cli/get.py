@@ -84,11 +84,11 @@ def _row(one: View, wide: bool) -> list[str]:
     )
     if wide:
         report = one.report
-        ready = one.condition("Ready")
+        deciding = one.deciding()
         state = (report.state if report else "") or "-"
         generation = report.generation if report else "-"
         pid = report.vmm.get("pid", "-") if report else "-"
-        message = one.garbled or (ready.message if ready else "") or "-"
+        message = one.garbled or (deciding.message if deciding else "") or "-"
         cells = (*cells, state, generation, pid, one.file or "(missing)", message)
     return [output.safe(cell) for cell in cells]
 

@@ -39,16 +39,18 @@ class View:
         found = self.condition(kind)
         return str(found.status) if found else "Unknown"
 
+    def deciding(self) -> Condition | None:
+        """The condition that says best how it is: one that is wrong, else Ready."""
+        for kind in ("Valid", "Confined"):
+            found = self.condition(kind)
+            if found is not None and str(found.status) == "False":
+                return found
+        return self.condition("Ready")
+
     def reason(self) -> str:
         """Why it is not Ready, or why it is, in one word."""
-        if self.report is None:
-            return "NotObserved"
-        for kind, wrong in (("Valid", "False"), ("Confined", "False")):
-            found = self.condition(kind)
-            if found is not None and str(found.status) == wrong:
-                return str(found.reason)
-        ready = self.condition("Ready")
-        return str(ready.reason) if ready else "NotObserved"
+        found = self.deciding()
+        return str(found.reason) if found else "NotObserved"
 
     @property
     def isolation(self) -> str:
