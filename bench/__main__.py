@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
@@ -38,6 +39,8 @@ ONLY_WITH_ALL = {"settled"}
 
 def main() -> int:
     options = _arguments()
+    # A benchmark that is told to end still takes its VMs and homes away.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     names = options.names or [n for n in BENCHMARKS if options.all or n not in ONLY_WITH_ALL]
     rows: list[Row] = []
     failed = []

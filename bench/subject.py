@@ -73,7 +73,7 @@ def wait_quiet(pid: int, limit: float = 120.0) -> float:
         before = now
 
 
-def wait_host_idle(limit: float = 20.0) -> bool:
+def wait_host_idle(limit: float = 5.0) -> bool:
     """Wait until the host's CPUs are at least 85 % idle; False when they were not within `limit`
     seconds.
 
