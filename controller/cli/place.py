@@ -11,14 +11,20 @@ from pathlib import Path
 
 from controller.cli.output import note
 from reconcilers.layout import Layout
-from specs.errors import NoSandbox, NotUp
+from specs.errors import NoSandbox, NotUp, UsageError
 
 START = "box controller"
 
 
 def home() -> Path:
-    """$BOX_HOME, or ~/.box."""
-    return Path(os.environ.get("BOX_HOME") or "~/.box").expanduser().absolute()
+    """$BOX_HOME, or ~/.box. Raises UsageError for a `~user` that cannot be resolved."""
+    wanted = os.environ.get("BOX_HOME") or "~/.box"
+    try:
+        return Path(wanted).expanduser().absolute()
+    except RuntimeError as error:  # no such user, or a user without a home
+        raise UsageError(
+            "no home folder is known for it", where=wanted, fix="set BOX_HOME to a whole path"
+        ) from error
 
 
 def existing() -> Layout | None:

@@ -96,6 +96,13 @@ def test_a_home_that_is_no_home_is_an_error_without_traceback(tmp_path: Path) ->
     assert (done.returncode, "instance" in text(done)) == (1, True)
 
 
+def test_a_home_of_nobody_is_the_users_mistake(tmp_path: Path) -> None:
+    for verb in (("get",), ("doctor",), ("describe", "x")):
+        done = box(tmp_path / "home", *verb, BOX_HOME="~nobody-of-that-name/home")
+        assert "mistake in box" not in text(done)
+        assert "~nobody-of-that-name" in text(done)
+
+
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
