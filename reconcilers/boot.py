@@ -49,7 +49,11 @@ class BootFiles:
         HostError.
         """
         image = self._open(kernel.image)
-        return Boot(image, self._open(self._initramfs_for(kernel, image)), kernel.release)
+        initramfs = self._open(self._initramfs_for(kernel, image))
+        if initramfs.path.stem != f"initramfs-{initramfs.sha256}":  # it was changed since
+            initramfs.path.unlink()
+            initramfs = self._open(self._initramfs_for(kernel, image))
+        return Boot(image, initramfs, kernel.release)
 
     def _open(self, path: Path) -> BootFile:
         try:
@@ -79,8 +83,10 @@ class BootFiles:
         self._kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
         target = self._kernels / f"initramfs-{hashlib.sha256(content).hexdigest()}.cpio"
         if not target.is_file():
+            for leftover in self._kernels.glob(".initramfs-*"):
+                leftover.unlink()  # of a controller that was killed right here
             temporary = target.with_name(f".{target.name}.{os.getpid()}")
-            with open(temporary, "wb") as file:
+            with open(temporary, "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

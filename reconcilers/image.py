@@ -96,6 +96,8 @@ class Images:
     def _build(self, base: str) -> Image:
         digest = self.digest_for(base)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in self._folder.glob(".build-*"):
+            shutil.rmtree(leftover, ignore_errors=True)  # of a controller that was killed
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".build-") as scratch:
             tree, ready = Path(scratch) / "tree", Path(scratch) / "ready"
             _busybox_tree(tree)

@@ -1,0 +1,51 @@
+"""The initramfs on disk: what a crash or a stranger left there is never booted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reconcilers import boot
+from reconcilers.boot import BootFiles
+from reconcilers.image import BUSYBOX, Images
+from reconcilers.kernel import Kernel
+
+CONTENT = b"an initramfs"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    agent = tmp_path / "agent"
+    agent.touch()
+    monkeypatch.setattr(boot, "agent_binary", lambda: agent)
+    monkeypatch.setattr(boot, "boot_modules", lambda kernel: ())
+    monkeypatch.setattr(boot, "build_initramfs", lambda agent, modules: CONTENT)
+    image = tmp_path / "vmlinuz"
+    image.write_bytes(b"a kernel")
+    return Kernel(image=image, release="6.1.0", modules=tmp_path)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_changed_initramfs_is_made_again(tmp_path: Path, kernel: Kernel, restarted: bool) -> None:
+    files = BootFiles(tmp_path / "kernels")
+    made = files.current(kernel).initramfs
+    made.path.write_bytes(b"garbage")
+    found = (BootFiles(tmp_path / "kernels") if restarted else files).current(kernel).initramfs
+    assert (found.path, found.sha256) == (made.path, made.sha256)
+    assert found.path.read_bytes() == CONTENT
+
+
+def test_a_half_written_initramfs_is_removed(tmp_path: Path, kernel: Kernel) -> None:
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    (kernels / ".initramfs-abc.cpio.1").write_bytes(b"half")
+    made = BootFiles(kernels).current(kernel).initramfs
+    assert list(kernels.iterdir()) == [made.path]
+
+
+@pytest.mark.skipif(not BUSYBOX.exists(), reason="busybox-static is missing")
+def test_a_half_built_image_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".build-abc/tree/bin").mkdir(parents=True)
+    made = Images(tmp_path).build("builtin:busybox")
+    assert list(tmp_path.iterdir()) == [made.path.parent]
