@@ -39,8 +39,10 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         return Desired(None, erase=_erase(entry, inventory) if entry.removing else None)
     if box.state is not State.running:
         return Desired(box)
-    entry.choice = await _choose(box, host, inventory)
+    former, entry.choice = entry.choice, await _choose(box, host, inventory)
     if entry.choice.refused:
+        if entry.choice != former:
+            inventory.event(entry, "refused", f"{entry.choice.reason}: {entry.choice.message}")
         return Desired(None, keep_identity=True)
     return Desired(
         box,
@@ -69,12 +71,12 @@ async def _choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
 def _erase(entry: Entry, inventory: Inventory) -> bool | None:
     """True: erase; False: set aside; None: wait, the file may come back."""
     spec = entry.record.spec
-    if spec is None or spec.data.on_delete is OnDelete.keep:
+    if spec is None or (spec.data.on_delete is OnDelete.keep and not entry.erase_by_hand):
         return False
     # Also for a Boxfile that was accepted before policy.toml forbade it, or became unreadable.
     if not (isinstance(inventory.ceiling, Ceiling) and inventory.ceiling.allow_erase):
         return False
-    if inventory.hold_reason or erase_in(entry) > 0:
+    if inventory.vanishing.reason or erase_in(entry) > 0:
         return None
     return True
 

@@ -35,10 +35,10 @@ ACCEPTED = Verdict(True, Reason.Accepted, "")
 class Entry:
     """One sandbox. `removing` means that its Boxfile is gone and the prune guard lets it go.
 
-    `gone_since` is on the monotonic clock: a wall clock that jumps must not erase data early.
-    `attempts` counts failed passes in a row, `exits` deaths of its VMM since it last stayed up for
-    a whole period, `silent` attempts to reach its guest. `over_ceiling`: policy.toml forbids even
-    the last good spec, so it is kept stopped.
+    `erase_by_hand`: it is being deleted with `--data`. `gone_since` is on the monotonic clock: a
+    wall clock that jumps must not erase data early. `attempts` counts failed passes in a row,
+    `exits` deaths of its VMM since it last stayed up for a whole period, `silent` attempts to reach
+    its guest. `over_ceiling`: policy.toml forbids even the last good spec, so it is kept stopped.
     """
 
     record: Record
@@ -46,6 +46,7 @@ class Entry:
     text_digest: str = ""
     removing: bool = False
     gone_since: float | None = None
+    erase_by_hand: bool = False
     over_ceiling: bool = False
     live: Live | None = None
     choice: Choice | None = None

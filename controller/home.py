@@ -19,6 +19,11 @@ from specs.names import is_instance
 RUNTIME_ROOT = Path("/run/box")
 INSTANCE_FILE_MAX = 64  # bytes; 12 digits and a newline are expected
 PRIVATE_FOLDERS = ("state", "observed", "disks", "images", "kernels")
+INSTANCE_FIX = (
+    "everything this home has on the host is named after that id, and a running controller writes "
+    f"it back; else put it back (see the folder names in {RUNTIME_ROOT}), or, when nothing of it "
+    "runs any more, write a new one: openssl rand -hex 6 > instance"
+)
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -145,20 +150,39 @@ def ensure_instance(home: Path) -> str:
     return instance
 
 
+def keep_instance(layout: Layout) -> None:
+    """Write the instance id of a running controller back where somebody removed or changed it."""
+    path = layout.home / "instance"
+    try:
+        if read_instance(layout.home) == layout.instance:
+            return
+    except HostError:
+        if os.path.lexists(path):
+            files.move_aside(path)
+    files.write_atomic(path, f"{layout.instance}\n".encode())
+
+
 def read_instance(home: Path) -> str | None:
-    """The 12 hex digits in `home`/instance, None without that file; HostError for garbage."""
+    """The 12 hex digits in `home`/instance; None in a home that was never used.
+
+    Raises HostError for garbage, and where the file of a used home is missing: a new id would
+    orphan whatever runs under the old one.
+    """
     path = home / "instance"
     try:
         text = files.read_bounded(path, INSTANCE_FILE_MAX).decode("ascii", "replace").strip()
     except FileNotFoundError:
-        return None
+        if not os.path.lexists(home / "state" / ".folder.toml"):
+            return None
+        raise HostError(
+            "is missing, although this home has been used", where=str(path), fix=INSTANCE_FIX
+        ) from None
     except files.TooLarge:
         text = ""
     if not is_instance(text):
         raise HostError(
             "does not hold an instance id (12 hexadecimal digits)",
             where=str(path),
-            fix="everything this home has on the host is named after that id: put it back (see the "
-            f"folder names in {RUNTIME_ROOT}), or delete the file to start as a new instance",
+            fix=INSTANCE_FIX,
         )
     return text

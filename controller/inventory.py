@@ -15,9 +15,10 @@ from controller import prune
 from controller.ceilingfile import read_ceiling
 from controller.clock import timestamp
 from controller.entry import ACCEPTED, Entry, Verdict
-from controller.records import FolderIdentity, Garbled, Record
-from controller.sources.folder import FolderMissing, FolderScan, ScanCache, SourceFile, scan
+from controller.records import Garbled, Record
+from controller.sources.folder import FolderMissing, ScanCache, SourceFile, scan
 from controller.store import Store
+from controller.vanishing import Vanishing
 from reconcilers.layout import Layout
 from specs.boxfile import Boxfile, OnDelete
 from specs.ceiling import Ceiling, Totals
@@ -25,6 +26,7 @@ from specs.conditions import Reason
 from specs.drift import Event
 from specs.errors import BoxError, HostError, RefusedByPolicy
 from specs.parse import Parsed, parse_boxfile
+from specs.text import visible
 
 log = logging.getLogger("box")
 
@@ -36,15 +38,11 @@ class Inventory:
         self._layout = layout
         self._store = store
         self._cache = ScanCache()
-        self._vanished = prune.VanishTimes()
+        self.vanishing = Vanishing(store)
         self._parsed: dict[str, Parsed] = {}
-        self._confirmed = False
-        self._held: frozenset[str] = frozenset()  # what a confirmation would let go
         self._totals: Totals | None = None  # of all that counts now; None when that may differ
         self.entries: dict[str, Entry] = {}
         self.problems: tuple[tuple[str, str], ...] = ()
-        self.hold_reason = ""
-        self.recheck_after: float | None = None
         self.ceiling: Ceiling | BoxError = Ceiling()
 
     def load(self) -> list[Garbled]:
@@ -58,13 +56,10 @@ class Inventory:
                 self.entries[name] = Entry(record)
         return garbled
 
-    def confirm(self) -> None:
-        """A human confirmed the removals that are held; the next scan lets them go."""
-        self._confirmed = True
-
     def held(self) -> dict[str, str]:
         """Held sandboxes that a confirmation would let go, and why."""
-        return dict.fromkeys(sorted(self._held & self.entries.keys()), self.hold_reason)
+        held = self.vanishing.held() & self.entries.keys()
+        return dict.fromkeys(sorted(held), self.vanishing.reason)
 
     def refresh(self) -> set[str]:
         """Scan the folder once; returns the names that want a pass because something about them
@@ -85,7 +80,8 @@ class Inventory:
             if self._doubt(name, Verdict(False, Reason.InvalidBoxfile, why)):
                 changed.add(name)
         self.problems = found.problems
-        return changed | self._missing(found)
+        decision = self.vanishing.decide(found, str(self._cache.resolved), self.entries)
+        return changed | self._apply(decision)
 
     # -- what a file says
 
@@ -115,9 +111,8 @@ class Inventory:
         entry.removing = False
         if returned:
             self._save(entry, replace(entry.record, vanished_at=None, held=False))
-        changed = accepted or returned or verdict != entry.verdict
-        entry.verdict, entry.text_digest = verdict, source.digest
-        return changed
+        entry.text_digest = source.digest
+        return self._judged(entry, verdict) or accepted or returned
 
     def _parse(self, name: str, source: SourceFile) -> Parsed:
         known = self._parsed.get(name)
@@ -184,49 +179,36 @@ class Inventory:
         entry = self.entries.get(name)
         if entry is None:
             entry = self.entries[name] = Entry(Record(name=name))
-        changed = entry.verdict != verdict
-        entry.verdict = verdict
         entry.removing = False
-        return changed
+        return self._judged(entry, verdict)
+
+    def _judged(self, entry: Entry, verdict: Verdict) -> bool:
+        """Enter what is now thought of the newest text; True when that is another answer."""
+        former, entry.verdict = entry.verdict, verdict
+        if former == verdict:
+            return False
+        if verdict.ok:
+            self.event(entry, "accepted", "the newest text is in force")
+        elif verdict.reason is Reason.SourceMissing:
+            # One sentence names all that are held, and changes with each: one event is enough.
+            if former.reason is not Reason.SourceMissing:
+                self.event(entry, "held", verdict.message)
+        else:
+            self.event(entry, "refused", f"{verdict.reason}: {verdict.message}")
+        return True
 
     # -- what is gone
 
-    def _missing(self, found: FolderScan) -> set[str]:
-        inventory = {n: e.record for n, e in self.entries.items() if not e.removing}
-        known = self._store.load_folder()
-        identity = FolderIdentity(
-            str(self._cache.resolved), device=found.identity[0], inode=found.identity[1]
-        )
-        same = isinstance(known, FolderIdentity) and known.identity == identity.identity
-        now = time.monotonic()
-        times = self._vanished.update(set(inventory), found.present, now)
-        decision = prune.decide(
-            inventory,
-            found.present,
-            folder_ok=True,
-            same_folder=same,
-            recent_vanish=times,
-            confirmed=self._confirmed,
-            now=now,
-        )
-        self._confirmed, self._held = False, decision.held
-        self.hold_reason, self.recheck_after = decision.reason, decision.recheck_after
-        if decision.adopt_folder:
-            self._store.save_folder(identity)
-        return self._apply(decision, now)
-
     def _hold_all(self, reason: str) -> set[str]:
-        # A folder that cannot be read is nothing that anybody could confirm.
-        self._confirmed, self._held = False, frozenset()
-        self.hold_reason, self.recheck_after = reason, None
+        self.vanishing.folder_missing(reason)
         verdict = Verdict(False, Reason.SourceMissing, reason)
         changed = {n for n, e in self.entries.items() if e.verdict != verdict and not e.removing}
         for name in changed:
-            self.entries[name].verdict = verdict
+            self._judged(self.entries[name], verdict)
         self.problems = ((str(self._layout.boxes), reason),)
         return changed
 
-    def _apply(self, decision: prune.Decision, now: float) -> set[str]:
+    def _apply(self, decision: prune.Decision) -> set[str]:
         changed = set()
         for name in decision.held:
             entry = self.entries[name]
@@ -236,9 +218,7 @@ class Inventory:
             marked = name in decision.marked
             if entry.record.held != marked:
                 self._save(entry, replace(entry.record, held=marked))
-            if entry.verdict != verdict:
-                entry.verdict = verdict
-                self.event(entry, "held", decision.reason)
+            if self._judged(entry, verdict):
                 changed.add(name)
         for name in decision.remove:
             entry = self.entries[name]
@@ -246,7 +226,7 @@ class Inventory:
             vanished = time.time() if since is None else since
             self._save(entry, replace(entry.record, vanished_at=vanished, held=False))
             entry.removing = True
-            entry.gone_since = now
+            entry.gone_since = time.monotonic()
             self._parsed.pop(name, None)
             changed.add(name)
         return changed
@@ -296,6 +276,7 @@ class Inventory:
         """Add one line to the sandbox's history."""
         now = timestamp()
         entry.last_change = now
+        log.info("%s: %s: %s", entry.record.name, kind, visible(message, 500))
         found = Event(now, kind, message, entry.record.generation)
         try:
             self._store.append_event(entry.record.name, found)

@@ -36,14 +36,16 @@ def _valid(entry: Entry) -> Answer:
 
 
 def _running(entry: Entry) -> bool:
-    return entry.box is not None and entry.box.state == "running"
+    """Whether it is meant to run here and now."""
+    refused = entry.over_ceiling or (entry.choice is not None and entry.choice.refused)
+    return entry.box is not None and entry.box.state == "running" and not refused
 
 
 def _image(entry: Entry, observed: Observed) -> Answer:
     if isinstance(observed.image, Image):
         return Status.true, Reason.Converged, f"sha256 {observed.image.sha256}"
     if not _running(entry):
-        return Status.unknown, Reason.NotObserved, "not needed while stopped"
+        return Status.unknown, Reason.NotObserved, "not needed while it does not run"
     if entry.failure is not None and entry.failure.step.startswith("build the root image"):
         return Status.false, Reason.BuildFailed, entry.failure.message
     return Status.false, Reason.Building, ""
@@ -77,7 +79,7 @@ def _confined(entry: Entry, observed: Observed) -> Answer:
 
 def _hardware(entry: Entry, observed: Observed) -> Answer:
     choice = entry.choice
-    if choice is None or not _running(entry):
+    if choice is None or entry.box is None or entry.box.state != "running":
         return NOT_OBSERVED
     if choice.hardware:
         status = Status.true if isinstance(observed.vmm, Vmm) else Status.unknown
@@ -138,3 +140,22 @@ def _drifted(entry: Entry) -> Answer:
         last = entry.drift[-1]
         return Status.false, Reason.DriftCorrected, f"{last.field}: {last.action}"
     return Status.false, Reason.NoDrift, ""
+
+
+def not_as_declared(entry: Entry) -> str:
+    """Why a sandbox is not what its Boxfile says; empty when it is."""
+    if not entry.verdict.ok:
+        return f"{entry.verdict.reason}: {entry.verdict.message}"
+    if entry.failure is not None:
+        return entry.failure.message
+    if entry.removing:
+        return "its data is erased a minute after its Boxfile vanished"
+    for kind in (ConditionType.DataReady, ConditionType.Ready):
+        found = entry.conditions.get(kind)
+        if (
+            found is not None
+            and found.status is Status.false
+            and found.reason is not Reason.Stopped
+        ):
+            return f"{found.reason}: {found.message}"
+    return ""

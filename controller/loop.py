@@ -13,27 +13,26 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Set
 
 import prctl
 
 from controller import backoff
 from controller.api import ApiServer
 from controller.inventory import Inventory
+from controller.judge import not_as_declared
 from controller.lockfile import ControllerLock
 from controller.operations import Operations
 from controller.sources.watch import FolderWatch
 from controller.store import Store
+from controller.upkeep import Upkeep
 from controller.wiring import build_host, load_config
 from controller.worker import Worker
 from controller.workqueue import WorkQueue
-from reconcilers import disk as disks
-from reconcilers import launchrecord, microvm, procfs
-from reconcilers.confinement.cgroup import list_sandboxes
+from reconcilers import microvm
 from reconcilers.host import Host
 from reconcilers.layout import Layout
 from specs.errors import BoxError
-from specs.names import is_name
+from specs.text import visible
 
 log = logging.getLogger("box")
 
@@ -55,39 +54,12 @@ class Controller:
         self.store = Store(layout)
         self.inventory = Inventory(layout, self.store)
         self.queue = WorkQueue()
-        self.worker = Worker(host, self.store, self.inventory, self._watch_exit, self._marked_as)
+        self.upkeep = Upkeep(host, self.store, self.inventory, self.queue.add)
+        self.worker = Worker(
+            host, self.store, self.inventory, self._watch_exit, self.upkeep.marked_as
+        )
         self._hint = asyncio.Event()
-        self._marked: dict[str, set[int]] = {}
         self._watched: dict[int, tuple[str, int]] = {}
-
-    # -- start
-
-    def start(self) -> None:
-        """Take up what an earlier controller left: records, claims, half-done work."""
-        self.store.remove_leftovers()
-        disks.sweep(self._layout.all_disks)
-        for garbled in self.inventory.load():
-            log.warning(
-                "%s cannot be read (%s); set aside, rebuilt from the host",
-                garbled.path,
-                garbled.why,
-            )
-        self._restore_claims()
-
-    def _restore_claims(self) -> None:
-        """Claims that the registry lost are entered again from our records and from live VMMs."""
-        claims = self._host.claims()
-        for name, entry in self.inventory.entries.items():
-            record = launchrecord.read(self._layout.launch_record(name))
-            alive = record is not None and procfs.alive(record.pid, record.start_time) is not None
-            uid = record.uid if record is not None and alive else entry.record.uid
-            strict = entry.record.spec is not None and entry.record.spec.isolation == "strict"
-            if uid is None or name in claims or not strict:
-                continue
-            try:
-                self._host.adopt_claim(name, uid)
-            except BoxError as error:  # it gets another UID, and with it another VMM
-                log.warning("%s cannot have the UID %d any more: %s", name, uid, error)
 
     # -- wake-ups
 
@@ -136,9 +108,6 @@ class Controller:
         # The first death is answered at once; one that dies again and again waits longer each time.
         self.queue.add(name, backoff.delay(entry.exits - 1) if entry.exits > 1 else 0.0)
 
-    def _marked_as(self, name: str) -> Set[int]:
-        return self._marked.get(name, set())
-
     # -- the loop
 
     def rescan(self) -> None:
@@ -152,49 +121,10 @@ class Controller:
             raise
         for name in changed:
             self.queue.add(name)
-        if self.inventory.recheck_after is not None:
-            asyncio.get_running_loop().call_later(self.inventory.recheck_after + 0.05, self.hint)
-        self._mend_claims()
-        self._find_strays()
-
-    def _mend_claims(self) -> None:
-        """Claims the host-wide registry lost go back in before anybody else can be given them."""
-        try:
-            restored = self._host.restore_claims()
-        except BoxError as error:
-            log.warning("claims on UIDs cannot be checked: %s", error)
-            return
-        for name in restored:
-            entry = self.inventory.entries.get(name)
-            if entry is not None:
-                self.inventory.event(entry, "mended", "its claim on its UID was gone and is back")
-
-    def _find_strays(self) -> None:
-        binary = self._host.facts.binary
-        if binary is None:
-            return
-        facts = binary.stat()
-        instance = self._layout.instance
-        self._marked = procfs.marked_processes(instance, (facts.st_dev, facts.st_ino))
-        known = self.inventory.entries
-        folders = list(self._layout.all_disks.iterdir())
-        # A copy that somebody keeps in disks/ says another name than its folder's, and stays.
-        owned = {path.name for path in folders if disks.belongs_to(path) == path.name}
-        for name in {*self._marked, *list_sandboxes(instance), *owned} - known.keys():
-            if is_name(name):
-                self._orphan(name)
-        for name, pids in self._marked.items():
-            entry = known.get(name)
-            live = entry.live.record.pid if entry is not None and entry.live is not None else 0
-            if pids - {live}:
-                self.queue.add(name)
-
-    def _orphan(self, name: str) -> None:
-        """A name no record knows owns something here. The prune guard outranks its removal."""
-        if self.inventory.hold_reason:
-            return
-        self.inventory.take_orphan(name)
-        self.queue.add(name)
+        recheck = self.inventory.vanishing.recheck_after
+        if recheck is not None:
+            asyncio.get_running_loop().call_later(recheck + 0.05, self.hint)
+        self.upkeep.at_scan()
 
     async def work(self) -> None:
         """One worker: takes due names for ever."""
@@ -253,14 +183,20 @@ class Controller:
         self.rescan()
         self.look_at_all()
         workers = [asyncio.create_task(self.work()) for _ in range(WORKERS)]
-        while not self.queue.idle(ONCE_HORIZON):
+        while self.inventory.vanishing.recheck_after or not self.queue.idle(ONCE_HORIZON):
             await asyncio.sleep(0.05)
             if self._hint.is_set():
                 self._hint.clear()
                 self.rescan()
         await self._end(workers)
-        entries = self.inventory.entries.values()
-        return int(any(e.failure is not None or not e.verdict.ok for e in entries))
+        wrong = {
+            name: reason
+            for name, entry in self.inventory.entries.items()
+            if (reason := not_as_declared(entry))
+        }
+        for name, reason in sorted(wrong.items()):
+            log.warning("%s is not as declared: %s", name, visible(reason, 500))
+        return int(bool(wrong))
 
     async def run_forever(self, stopping: asyncio.Event) -> int:
         """Serve until told to stop; sandboxes keep running."""
@@ -308,7 +244,7 @@ def run(layout: Layout, once: bool) -> int:
 
 async def _main(layout: Layout, host: Host, lock: ControllerLock, once: bool) -> int:
     controller = Controller(layout, host, lock)
-    controller.start()
+    controller.upkeep.at_start()
     if once:
         return await controller.run_once()
     stopping = asyncio.Event()

@@ -102,11 +102,19 @@ class Operations:
         return done
 
     async def delete(self, name: str, *, erase_data: bool) -> None:
-        self._entry(name)
+        entry = self._entry(name)
         if erase_data:
             self._inventory.may_erase(name)
-        # The file goes first: killed in between, the data is kept.
-        await asyncio.to_thread(apply.delete_file, self._layout.boxes, name)
+        # A scan may see the file gone before we are back, so what was asked is noted before.
+        self._inventory.vanishing.release(name)
+        entry.erase_by_hand = erase_data
+        try:
+            # The file goes before anything durable: killed in between, the data is kept.
+            await asyncio.to_thread(apply.delete_file, self._layout.boxes, name)
+        except BaseException:
+            self._inventory.vanishing.take_back(name)
+            entry.erase_by_hand = False
+            raise
         if erase_data:
             self._inventory.mark_erase(name)
         self._rescan()
@@ -130,7 +138,7 @@ class Operations:
     async def prune(self, *, confirm: bool) -> Mapping[str, str]:
         held = self._inventory.held()
         if confirm and held:
-            self._inventory.confirm()
+            self._inventory.vanishing.confirm()
             self._rescan()
         return held
 

@@ -64,8 +64,12 @@ class Store:
         of the host that says nothing about the file.
         """
         path = self._state_path(name)
+        key = files.path_key(path)
         try:
-            return record_from_dict(read_toml(path, STATE_FILE_MAX), name)
+            record = record_from_dict(read_toml(path, STATE_FILE_MAX), name)
+            if key is not None:
+                self._written[path] = (b"", key)
+            return record
         except FileNotFoundError:
             return None
         except HostError as error:
@@ -118,6 +122,17 @@ class Store:
         except OSError as error:
             raise files.write_error(path, error) from error
         self.remove_observed(name)
+
+    def intact(self, name: str) -> bool:
+        """Whether record and report of `name` are still the files we read or wrote last.
+
+        Two stat calls; what was never written or read counts as intact.
+        """
+        for path in (self._state_path(name), self._observed_path(name) / "observed.toml"):
+            known = self._written.get(path)
+            if known is not None and known[1] != files.path_key(path):
+                return False
+        return True
 
     def set_aside(self, garbled: Garbled) -> Path:
         """Rename an unreadable state file to NAME.toml.garbled-TIME, for a human; the new path."""

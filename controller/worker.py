@@ -204,6 +204,8 @@ class Worker:
     def _note_drift(self, entry: Entry, todo: tuple[Step, ...]) -> None:
         if entry.converged_generation != entry.record.generation or entry.removing:
             return
+        if entry.over_ceiling or (entry.choice is not None and entry.choice.refused):
+            return  # policy.toml or the host changed its mind; that is no drift of the host
         entry.drift, new = driftbook.found(entry.drift, todo, timestamp())
         for drift in new:
             text = f"{drift.field}: want {drift.desired}, saw {drift.observed}; {drift.action}"

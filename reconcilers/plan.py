@@ -76,9 +76,9 @@ def _down(observed: Observed) -> list[Step]:
     if observed.strays:
         found.append(_kill(observed))
     if observed.cgroup is True:
-        found.append(steps.RemoveCgroup("cgroup", "absent", "present"))
+        found.append(steps.RemoveCgroup("cgroup", "absent", "present", consequence=True))
     if observed.runtime:
-        found.append(steps.RemoveRuntime("runtime", "absent", "present"))
+        found.append(steps.RemoveRuntime("runtime", "absent", "present", consequence=True))
     return found
 
 

@@ -244,7 +244,7 @@ def test_many_at_once_are_held_also_over_a_restart_until_confirmed(
     restarted.load()
     restarted.refresh()
     assert not any(entry.removing for entry in restarted.entries.values())
-    restarted.confirm()
+    restarted.vanishing.confirm()
     restarted.refresh()
     assert {n for n, e in restarted.entries.items() if e.removing} == set(names[:3])
 
@@ -261,7 +261,7 @@ def test_what_another_folder_lacks_is_listed_and_goes_when_confirmed(
     inventory.refresh()
     assert list(inventory.held()) == ["oak"]
     assert "another one" in inventory.held()["oak"]
-    inventory.confirm()
+    inventory.vanishing.confirm()
     inventory.refresh()
     assert {n for n, e in inventory.entries.items() if e.removing} == {"oak"}
     assert inventory.held() == {}
