@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass
 
 from specs.boxfile import Boxfile, unsupported, without_unsupported
-from specs.document import Document
+from specs.document import Document, Path, Place
 from specs.errors import BadName, Problem
 from specs.filename import is_ignored, name_from_filename
 from specs.names import check_name
@@ -28,6 +28,7 @@ __all__ = [
     "is_ignored",
     "name_from_filename",
     "parse_boxfile",
+    "place_of",
     "render_yaml",
 ]
 
@@ -55,6 +56,12 @@ def parse_boxfile(data: bytes, *, file: str, expected_name: str | None) -> Parse
         return Parsed(None, problems, digest)
     box, problems = _judge(document, file, expected_name, problems)
     return Parsed(box, in_order(problems), digest)
+
+
+def place_of(data: bytes, file: str, path: Path) -> Place:
+    """Where in a Boxfile the value at `path`, or the nearest thing around it, begins."""
+    document, _ = (parse_toml if file.endswith(".toml") else parse_yaml)(data, visible(file, 300))
+    return (document or Document({})).place(path)
 
 
 def _judge(

@@ -1,7 +1,7 @@
 """`box apply`, `diff`, `delete` and `prune`: what changes the watched folder.
 
 The folder is the only entrance, so apply and delete write files and work without a controller. What
-only the running controller can promise (erasing data, letting a held removal go) is asked of it.
+only the running controller can promise (erasing data, letting a removal go) is asked of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from controller.cli.place import (
     not_running,
 )
 from reconcilers.layout import Layout
-from specs.boxfile import Boxfile
 from specs.change import Change
 from specs.errors import NoSandbox, UsageError
 from specs.names import check_name
@@ -40,6 +39,9 @@ def apply(chosen: Namespace) -> int:
     boxes = given(chosen.file)
     if chosen.if_match and len(boxes) != 1:
         raise UsageError("--if-match goes with one Boxfile", fix="give one file")
+    from controller.cli.data import refuse_shrinking
+
+    refuse_shrinking(existing(), boxes)
     if chosen.dry_run:
         layout = existing()
         for one in boxes:
@@ -55,9 +57,9 @@ def apply(chosen: Namespace) -> int:
         print(f"{one.box.name} {result}", flush=True)
     names = [one.box.name for one in boxes]
     if chosen.wait:
-        from controller.cli.waiting import as_declared, until
+        from controller.cli.waiting import AsDeclared, until
 
-        until(layout, names, as_declared, chosen.timeout)
+        until(layout, names, AsDeclared(), chosen.timeout)
         for name in names:
             print(f"{name} is as declared")
     elif not controller_runs(layout):
@@ -77,38 +79,22 @@ def _would(layout: Layout | None, one: Given) -> str:
 
 def diff(chosen: Namespace) -> int:
     """1 when anything would change."""
+    from controller.cli.data import refuse_shrinking
+    from controller.cli.view import current_spec
     from specs.change import changes
 
     layout = existing()
     different = False
-    for one in given(chosen.file):
-        found = changes(_in_force(layout, one.box.name), one.box)
+    boxes = given(chosen.file)
+    refuse_shrinking(layout, boxes)
+    for one in boxes:
+        found = changes(current_spec(layout, one.box.name) if layout else None, one.box)
         if found:
             different = True
             _print_changes(one.box.name, found)
         else:
             print(f"{one.box.name}: no change")
     return 1 if different else 0
-
-
-def _in_force(layout: Layout | None, name: str) -> Boxfile | None:
-    """What is being converged to now; without a record, the valid Boxfile in the folder."""
-    if layout is None:
-        return None
-    from controller.cli.view import folder_scan, view
-    from specs.parse import parse_boxfile
-
-    try:
-        record = view(layout, name).record
-    except NoSandbox:
-        return None
-    if record is not None and record.spec is not None:
-        return record.spec
-    scan = folder_scan(layout)
-    file = scan.files.get(name) if scan else None
-    if file is None:
-        return None
-    return parse_boxfile(file.data, file=file.path, expected_name=name).box
 
 
 def _print_changes(name: str, found: tuple[Change, ...]) -> None:
@@ -133,14 +119,21 @@ def _print_changes(name: str, found: tuple[Change, ...]) -> None:
 def delete(chosen: Namespace) -> int:
     names = _named(chosen)
     layout = needed()
+    up = controller_runs(layout)
+    if chosen.data and not up:
+        # Only the controller may promise this: it judges the ceiling and keeps the 60 s of grace.
+        raise not_running(layout)
     for name in names:
-        _delete_one(layout, name, chosen.data)
+        _delete_one(layout, name, chosen.data, up)
     if chosen.wait:
         from controller.cli.waiting import gone, until
 
         until(layout, names, gone, chosen.timeout)
-    elif not controller_runs(layout):
-        output.note(f"what runs is stopped by the controller, which is not running. {START}")
+    elif not up:
+        output.note(
+            "what runs is stopped by the controller, which is not running. It may ask for "
+            f"box prune --confirm when many files vanished at once. Start it: {START}"
+        )
     return 0
 
 
@@ -152,24 +145,35 @@ def _named(chosen: Namespace) -> list[str]:
     return [one.box.name for one in given(chosen.file)]
 
 
-def _delete_one(layout: Layout, name: str, erase: bool) -> None:
-    if erase:
-        # Only the controller may promise this: it judges the ceiling and keeps the 60 s of grace.
-        if not controller_runs(layout):
-            raise not_running(layout)
-        from controller.cli.client import call
-
-        call(layout, "DELETE", f"/v1/sandboxes/{name}?data=erase")
-        print(f"{name} deleted; its /data is erased in 60 s")
-        return
+def _delete_one(layout: Layout, name: str, erase: bool, up: bool) -> None:
     from controller.apply import delete_file
-    from controller.cli.view import view
+    from controller.cli.data import fate
+    from controller.cli.view import folder_scan, view
 
-    if delete_file(layout.boxes, name):
-        print(f"{name} deleted; its /data is kept")
-        return
-    view(layout, name)  # raises NoSandbox
-    print(f"{name} has no Boxfile any more; the controller is removing it")
+    found = folder_scan(layout)
+    declared = found is None or name in found.present
+    data = fate(layout, name, erase)
+    if not up or not _asked(layout, name, erase):
+        declared = delete_file(layout.boxes, name)
+        if not declared:
+            view(layout, name)  # raises NoSandbox
+    how = "deleted" if declared else "has no Boxfile any more; the controller is removing it"
+    print(f"{name} {how}{data}")
+
+
+def _asked(layout: Layout, name: str, erase: bool) -> bool:
+    """Delete through the controller, for which naming a sandbox counts as confirming its removal.
+    False when it has not seen the name yet.
+    """
+    from controller.cli.client import call
+
+    try:
+        call(layout, "DELETE", f"/v1/sandboxes/{name}" + ("?data=erase" if erase else ""))
+    except NoSandbox:
+        if erase:
+            raise
+        return False
+    return True
 
 
 def prune(chosen: Namespace) -> int:
@@ -179,6 +183,9 @@ def prune(chosen: Namespace) -> int:
     if not held:
         print("nothing is held back")
         return 0
-    output.print_table(("NAME", "HELD BACK BECAUSE"), sorted(held.items()))
+    for reason in sorted(set(held.values())):
+        print(f"held back: {output.safe(reason, 1000)}")
+        for name in sorted(one for one, why in held.items() if why == reason):
+            print(f"  {output.safe(name)}")
     print("their removal begins" if chosen.confirm else "box prune --confirm removes them")
     return 0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from controller.records import Record
     from controller.sources.folder import FolderScan
     from reconcilers.layout import Layout
+    from specs.boxfile import Boxfile
     from specs.conditions import Condition
     from specs.report import Report
 
@@ -127,6 +128,23 @@ def _view(layout: Layout, name: str, files: dict[str, str]) -> View:
 def _files(layout: Layout) -> dict[str, str]:
     found = folder_scan(layout)
     return {name: file.path for name, file in found.files.items()} if found else {}
+
+
+def current_spec(layout: Layout, name: str) -> Boxfile | None:
+    """What is being converged to now; without a record, the valid Boxfile in the folder."""
+    from specs.parse import parse_boxfile
+
+    try:
+        record = view(layout, name).record
+    except NoSandbox:
+        return None
+    if record is not None and record.spec is not None:
+        return record.spec
+    found = folder_scan(layout)
+    file = found.files.get(name) if found else None
+    if file is None:
+        return None
+    return parse_boxfile(file.data, file=file.path, expected_name=name).box
 
 
 def folder_scan(layout: Layout) -> FolderScan | None:

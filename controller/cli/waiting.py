@@ -9,16 +9,23 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from controller.cli import output
+from controller.cli.fixes import fix_for
 from controller.cli.place import controller_runs, needed, not_running
 from controller.cli.view import View, folder_scan, view
 from reconcilers.layout import Layout
 from specs.errors import BoxError, NoSandbox, UsageError
 
+if TYPE_CHECKING:
+    from specs.conditions import Condition
+
 POLL_SECONDS = 0.1
 HOPELESS_ISOLATION = ("EmulationRefused", "KvmNotUsable")
 UP_CHECK_SECONDS = 2.0
+# A refusal may be of the text before this one, and a layer may be missing only until it is mended.
+SETTLE_SECONDS = 2.0
 
 Check = Callable[[Layout, str], str | None]
 """None once it holds, else what is in the way now, for the message of a timeout."""
@@ -45,22 +52,30 @@ def wait(chosen: Namespace) -> int:
 
 
 def until(layout: Layout, names: Iterable[str], check: Check, timeout: float) -> None:
-    """Return when the check holds for every name. Raises TimedOut, or NotUp with no controller."""
+    """Return when the check holds for every name. Raises TimedOut, or NotUp with no controller.
+
+    What files say is only believed while a controller answers for them; that nothing is left of a
+    sandbox needs nobody's word.
+    """
     started = time.monotonic()
-    checked_up = started - UP_CHECK_SECONDS
+    seen_up = False
+    next_look = started
     for name in names:
-        while (obstacle := check(layout, name)) is not None:
+        while (obstacle := check(layout, name)) is not None or (check is not gone and not seen_up):
             now = time.monotonic()
-            if now - started >= timeout:
+            if now >= next_look:
+                seen_up = controller_runs(layout)
+                next_look = now + (UP_CHECK_SECONDS if seen_up else POLL_SECONDS)
+                if not seen_up and now - started >= UP_CHECK_SECONDS:  # it may just be starting
+                    raise not_running(layout)
+                if seen_up and obstacle is None:
+                    continue
+            if obstacle is not None and now - started >= timeout:
                 raise TimedOut(
                     f"not within {output.span(timeout)}: {obstacle}",
                     where=name,
                     fix=f"box describe {name}",
                 )
-            if now - checked_up >= UP_CHECK_SECONDS:
-                if not controller_runs(layout):
-                    raise not_running(layout)
-                checked_up = now
             time.sleep(POLL_SECONDS)
 
 
@@ -96,29 +111,55 @@ def _condition(text: str) -> Check:
     return check
 
 
-def as_declared(layout: Layout, name: str) -> str | None:
-    """A check: it runs, or is stopped if that is declared. Raises Hopeless when it is refused."""
-    found = view(layout, name)
-    if not _current(layout, found):
-        valid = found.condition("Valid")
-        if valid is not None and str(valid.status) == "False" and str(valid.reason) != "Conflict":
-            raise Hopeless(f"{valid.reason}: {output.safe(valid.message, 1000)}", where=name)
-        return "the controller has not taken the Boxfile up yet"
-    ready = found.condition("Ready")
-    if ready is None or not _judged_now(found, ready.generation):
-        return "not judged yet"
-    isolated = found.condition("HardwareIsolated")
-    if isolated is not None and str(isolated.reason) in HOPELESS_ISOLATION:
-        raise Hopeless(
-            f"{isolated.reason}: {output.safe(isolated.message, 1000)}",
-            where=name,
-            fix="write accel: tcg to accept emulation (for trying and testing), or see box doctor",
-        )
-    stopped = found.record is not None and found.record.spec is not None
-    stopped = stopped and str(found.record.spec.state) == "stopped"  # type: ignore[union-attr]
-    if str(ready.status) == "True" or (stopped and str(ready.reason) == "Stopped"):
+class AsDeclared:
+    """A check: it runs, or is stopped if that is declared. Raises Hopeless when that cannot come
+    about until somebody changes something.
+    """
+
+    def __init__(self) -> None:
+        self._wrong_since: dict[tuple[str, str], float] = {}
+
+    def __call__(self, layout: Layout, name: str) -> str | None:
+        found = view(layout, name)
+        wrong = self._wrong(layout, found)
+        if wrong is not None:
+            return wrong
+        if not _current(layout, found):
+            return "the controller has not taken the Boxfile up yet"
+        ready = found.condition("Ready")
+        if ready is None or not _judged_now(found, ready.generation):
+            return "not judged yet"
+        isolated = found.condition("HardwareIsolated")
+        if isolated is not None and str(isolated.reason) in HOPELESS_ISOLATION:
+            raise _hopeless(layout, name, isolated)
+        data = found.condition("DataReady")
+        if data is not None and str(data.status) == "False":
+            raise _hopeless(layout, name, data)
+        stopped = found.record is not None and found.record.spec is not None
+        stopped = stopped and str(found.record.spec.state) == "stopped"  # type: ignore[union-attr]
+        if str(ready.status) == "True" or (stopped and str(ready.reason) == "Stopped"):
+            return None
+        return f"{ready.reason}: {output.safe(ready.message)}"
+
+    def _wrong(self, layout: Layout, found: View) -> str | None:
+        """What stands against it, once it has stood for a while: it may be about to be mended."""
+        for kind in ("Valid", "Confined"):
+            one = found.condition(kind)
+            if one is None or str(one.status) != "False":
+                self._wrong_since.pop((found.name, kind), None)
+                continue
+            now = time.monotonic()
+            if now - self._wrong_since.setdefault((found.name, kind), now) >= SETTLE_SECONDS:
+                raise _hopeless(layout, found.name, one)
+            return f"{one.reason}: {output.safe_lines(one.message)}"
         return None
-    return f"{ready.reason}: {output.safe(ready.message)}"
+
+
+def _hopeless(layout: Layout, name: str, why: Condition) -> Hopeless:
+    lines = output.safe_lines(why.message)
+    between = "\n  " if "\n" in lines else " "
+    message = f"{why.reason}:{between}" + lines.replace("\n", "\n  ")
+    return Hopeless(message, where=name, fix=fix_for(layout, name, why))
 
 
 def gone(layout: Layout, name: str) -> str | None:

@@ -208,7 +208,7 @@ class HostService:
 
     async def prune(self, *, confirm: bool) -> Mapping[str, str]:
         self.confirmed = self.confirmed or confirm
-        return {"agent": "over half of the Boxfiles vanished"}
+        return dict.fromkeys(self.names(), "over half of the Boxfiles vanished")
 
     def poke(self, name: str) -> None:
         self.poked.append(name)

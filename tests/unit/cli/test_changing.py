@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 
 from controller.socketfile import bind
 from controller.store import Record, Store
+from reconcilers import disk
 from reconcilers.layout import Layout
-from specs.boxfile import Boxfile, State
+from specs.boxfile import Boxfile, Data, OnDelete, State
 from specs.parse import parse_boxfile
 from tests.unit.cli.hostservice import serving
 from tests.unit.cli.settled import condition, settle
@@ -130,7 +132,8 @@ def test_diff_without_a_record_compares_with_the_file(layout: Layout) -> None:
 def test_delete_removes_the_file_only(layout: Layout, tmp_path: Path) -> None:
     box(layout.home, "apply", "-f", "-", stdin=FERN)
     done = box(layout.home, "delete", "fern")
-    assert (done.returncode, done.stdout) == (0, b"fern deleted; its /data is kept\n")
+    assert (done.returncode, done.stdout) == (0, b"fern deleted\n"), "it has no data"
+    assert b"box prune --confirm" in done.stderr
     assert list(layout.boxes.iterdir()) == []
     done = box(layout.home, "delete", "fern")
     assert (done.returncode, "no sandbox" in text(done)) == (1, True)
@@ -140,6 +143,41 @@ def test_delete_removes_the_file_only(layout: Layout, tmp_path: Path) -> None:
     assert list(layout.boxes.iterdir()) == []
     assert box(layout.home, "delete").returncode == 2
     assert box(layout.home, "delete", "fern", "-f", "fern.yaml").returncode == 2
+
+
+def test_delete_says_where_its_data_will_be(layout: Layout) -> None:
+    box(layout.home, "apply", "-f", "-", stdin=FERN)
+    disk.create(layout.disks("fern"), 16)
+    done = box(layout.home, "delete", "fern")
+    where = f"{layout.home}/disks/.deleted/fern-TIME"
+    assert done.stdout.decode() == f"fern deleted; its /data will be in {where}\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [("", "its /data is erased in 60 s"), ("allow_erase = false\n", ".deleted/fern-TIME, since")],
+)
+def test_delete_says_that_the_spec_in_force_erases(layout: Layout, policy: str, words: str) -> None:
+    spec = Boxfile(name="fern", data=Data(on_delete=OnDelete.erase))
+    Store(layout).save(Record(name="fern", spec=spec))
+    box(layout.home, "apply", "-f", "-", stdin=FERN)
+    disk.create(layout.disks("fern"), 16)
+    layout.policy.write_text(policy)
+    assert words in text(box(layout.home, "delete", "fern"))
+
+
+@pytest.mark.parametrize("command", [("diff",), ("apply",), ("apply", "--dry-run")])
+def test_a_disk_is_not_shrunk_and_that_is_said_at_once(
+    layout: Layout, command: tuple[str, ...]
+) -> None:
+    disk.create(layout.disks("fern"), 32)
+    smaller = FERN + b"data:\n  size_mib: 16\n"
+    done = box(layout.home, *command, "-f", "-", stdin=smaller)
+    assert done.returncode == 2
+    assert "stdin:4:13: data.size_mib: 16 is less than the 32 MiB" in text(done)
+    assert list(layout.boxes.iterdir()) == []
+    same = FERN + b"data:\n  size_mib: 32\n"
+    assert box(layout.home, *command, "-f", "-", stdin=same).returncode != 2
 
 
 def test_erasing_data_needs_the_controller_and_leaves_the_file_without(layout: Layout) -> None:
@@ -156,19 +194,28 @@ async def test_what_needs_the_controller_reaches_it(layout: Layout) -> None:
             done = await asyncio.to_thread(lambda: box(layout.home, *arguments))
             return done.returncode, text(done)
 
+        (layout.boxes / "agent.box.yaml").write_text("cpus: 1\n")
         status, shown = await ours("delete", "agent", "--data")
         assert (status, service.deleted) == (0, [("agent", True)])
-        assert "erased" in shown
+        assert shown == "agent deleted\n", "without a disk nothing is said of data"
+        assert (await ours("delete", "agent"))[0] == 0
+        assert service.deleted[-1] == ("agent", False), "through the one that may confirm it"
         status, shown = await ours("delete", "down", "--data")
         assert (status, "allow_erase" in shown) == (1, True)
         status, shown = await ours("prune")
-        assert (service.confirmed, "over half" in shown) == (False, True)
+        assert service.confirmed is False
+        assert shown.splitlines() == [
+            "held back: over half of the Boxfiles vanished",
+            "  agent",
+            "  down",
+            "box prune --confirm removes them",
+        ]
         await ours("prune", "--confirm")
         assert service.confirmed
         status, shown = await ours("verify", "agent")
         assert (status, "1 of 1" in shown) == (0, True)
         reading = service.readings[0]
-        service.readings.append(type(reading)(**{**reading.to_plain(), "ok": False, "got": "0"}))  # type: ignore[arg-type]
+        service.readings.append(type(reading)(**{**reading.to_plain(), "ok": False, "got": "0"}))
         status, shown = await ours("verify", "agent")
         assert (status, "0 instead of 2" in shown) == (1, True)
         service.readings.clear()
@@ -249,7 +296,8 @@ def test_a_stopped_sandbox_is_as_declared_when_it_is_stopped(layout: Layout) -> 
 
 
 def test_apply_stops_waiting_for_what_is_refused(layout: Layout) -> None:
-    refused = condition("HardwareIsolated", "False", "EmulationRefused", "strict needs hardware")
+    message = "strict needs hardware; write `accel: tcg`"
+    refused = condition("HardwareIsolated", "False", "EmulationRefused", message)
     settle(layout, conditions=(refused, condition("Ready", "False", "EmulationRefused")))
     status, shown, seconds = apply_and_wait(layout, FERN, timeout="60s")
     assert (status, "accel: tcg" in shown) == (1, True)
@@ -257,17 +305,68 @@ def test_apply_stops_waiting_for_what_is_refused(layout: Layout) -> None:
     settle(layout, conditions=(condition("Valid", "False", "RefusedByPolicy", "max_cpus: 1"),))
     status, shown, seconds = apply_and_wait(layout, b"name: fern\ncpus: 2\n", timeout="60s")
     assert (status, "max_cpus" in shown) == (1, True)
+    assert f"{layout.home}/policy.toml" in shown
     assert seconds < 10
 
 
-def test_delete_waits_until_nothing_is_left_and_tells_when_it_is_held(layout: Layout) -> None:
-    settle(layout)
-    record = Store(layout).load("fern")
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("DataReady", "DiskShrinkRefused"),
+        ("DataReady", "DiskLost"),
+        ("Confined", "LayerFailed"),
+        ("Valid", "Conflict"),
+    ],
+)
+def test_what_is_not_as_declared_is_not_called_so(layout: Layout, kind: str, reason: str) -> None:
+    ready = condition("Ready", "True", "GuestReady")
+    settle(layout, conditions=(condition(kind, "False", reason, "because of it"), ready))
+    status, shown, seconds = apply_and_wait(layout, FERN, timeout="60s")
+    assert (status, f"fern: {reason}: because of it" in shown) == (1, True)
+    assert "as declared" not in shown
+    assert seconds < 10
+
+
+def test_a_refusal_is_said_once_and_every_mistake_on_a_line_of_its_own(layout: Layout) -> None:
+    message = "isolation: strict needs hardware virtualization; write `accel: tcg` to accept it"
+    refused = condition("HardwareIsolated", "False", "EmulationRefused", message)
+    settle(layout, conditions=(refused, condition("Ready", "False", "EmulationRefused")))
+    assert apply_and_wait(layout, FERN, timeout="60s")[1].count("accel: tcg") == 1
+    settle(layout, conditions=(condition("Valid", "False", "InvalidBoxfile", "one\ntwo"),))
+    _, shown, _ = apply_and_wait(layout, FERN, timeout="60s")
+    assert "fern: InvalidBoxfile:\n  one\n  two\n" in shown
+
+
+def test_a_refusal_that_is_lifted_while_waiting_is_no_failure(layout: Layout) -> None:
+    settle(layout, conditions=(condition("Valid", "False", "InvalidBoxfile", "the old text"),))
+    mended = threading.Timer(1.0, settle, [layout])
+    mended.start()
+    status, shown, _ = apply_and_wait(layout, FERN, timeout="20s")
+    mended.join()
+    assert (status, "fern is as declared" in shown) == (0, True)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_without_a_controller_nothing_is_as_declared(layout: Layout, before: bool) -> None:
+    if before:
+        settle(layout)
+    done = box(layout.home, "apply", "-f", "-", "--wait", "--timeout", "60s", stdin=FERN)
+    assert (done.returncode, "the controller is not running" in text(done)) == (1, True)
+    assert "as declared" not in text(done)
+    box(layout.home, "delete", "fern")
+    Store(layout).remove("fern")
+    assert box(layout.home, "wait", "fern", "--for", "deleted").returncode == 0
+
+
+async def test_delete_waits_until_nothing_is_left_and_tells_when_it_is_held(
+    layout: Layout,
+) -> None:
+    settle(layout, "agent")
+    (layout.boxes / "agent.box.yaml").unlink()
+    record = Store(layout).load("agent")
     assert isinstance(record, Record)
     Store(layout).save(replace(record, held=True))
-    listener = bind(layout.socket)
-    try:
-        done = box(layout.home, "delete", "fern", "--wait", "--timeout", "600ms")
-    finally:
-        listener.close()
+    waiting = ("delete", "agent", "--wait", "--timeout", "600ms")
+    async with serving(layout.socket):
+        done = await asyncio.to_thread(lambda: box(layout.home, *waiting))
     assert (done.returncode, "box prune" in text(done)) == (1, True)

@@ -1,0 +1,36 @@
+"""What a user can do about a condition whose message does not say it.
+
+A message tells what is wrong and is the same for everybody; a fix names commands and files of this
+home. It must not read anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reconcilers.layout import Layout
+
+if TYPE_CHECKING:
+    from specs.conditions import Condition
+
+
+def fix_for(layout: Layout, name: str, wrong: Condition) -> str:
+    """One instruction, or empty when there is nothing to do or the message says it."""
+    if str(wrong.status) != "False":
+        return ""
+    match str(wrong.reason):
+        case "RefusedByPolicy":
+            return f"stay below the limits of {layout.policy}, or change them there"
+        case "KvmNotUsable":
+            return (
+                "write accel: tcg to accept emulation (for trying and testing), or see box doctor"
+            )
+        case "EmulationRefused":
+            return "box doctor says what this host lacks for hardware virtualization"
+        case "DiskShrinkRefused":
+            return "write the size the disk has, or more: a disk only grows"
+        case "DiskLost":
+            return f"look into {layout.set_aside}, or box delete {name} to begin with a new disk"
+        case "LayerFailed" | "LayerMissing":
+            return f"box doctor, and box describe {name} for every reading"
+    return ""
