@@ -36,7 +36,7 @@ def observe(folder: Path) -> Disk | None:
         layer = chain["layer"][-1]
         name, layer_format = str(layer["file"]), str(layer["format"])
         whole = True
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOENT:
             raise
         # A chain has one layer for now, so what a lost or garbled one must say is known.
@@ -57,7 +57,7 @@ def belongs_to(folder: Path) -> str:
     """The sandbox whose disk a folder says it is; empty for a copy, or what is no disk of ours."""
     try:
         return str(tomllib.loads(read_small(folder / CHAIN).decode())["sandbox"])
-    except (OSError, HostError, ValueError, KeyError, TypeError):
+    except (OSError, HostError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

@@ -79,7 +79,7 @@ def read(path: Path) -> LaunchRecord | None:
         if error.errno in _OURS_TO_BLAME:
             raise
         return None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
 
 

@@ -116,7 +116,7 @@ def test_deleted_disks_never_overwrite_one_another(tmp_path: Path) -> None:
 def test_a_garbled_chain_is_rebuilt_from_the_disk(tmp_path: Path) -> None:
     folder = tmp_path / "disks" / "oak"
     disks.create(folder, 16)
-    for damage in ("garbage [", None):
+    for damage in ("garbage [", "a = " + "[" * 50_000, None):
         (folder / disks.CHAIN).unlink()
         if damage is not None:
             (folder / disks.CHAIN).write_text(damage)
@@ -215,7 +215,12 @@ def test_a_launch_record_survives_a_round_trip(tmp_path: Path) -> None:
     assert read.claimed
 
 
-@pytest.mark.parametrize("garbage", ["", "{}", "[1]", '{"pid": "x"}', "\x00\xff", "{" * 5000])
+@pytest.mark.parametrize(
+    "garbage",
+    ["", "{}", "[1]", '{"pid": "x"}', "\x00\xff", "{" * 5000, "[" * 100_000]
+    + ['{"argv": [], "exe": [1e999, 1], "at_launch": []}'],
+    ids=range(8),
+)
 def test_a_garbled_launch_record_counts_as_none(tmp_path: Path, garbage: str) -> None:
     path = tmp_path / "launch.json"
     path.write_text(garbage)
