@@ -26,6 +26,7 @@ from pydantic import (
 
 from specs.errors import BadName
 from specs.names import NAME_PATTERN, check_name
+from specs.text import visible
 
 ENV_MAX = 1000  # variables; execve(2) refuses far more, the guest's argument area is 2 MiB
 LABELS_MAX = 64
@@ -236,12 +237,12 @@ class Boxfile(Part):
 
 
 # Fields refused as soon as they hold anything, and fields where only some values work so far.
-_WHOLE_FIELDS = frozenset(
+WHOLE_FIELDS = frozenset(
     {"egress", "warm", "warmup", "packages", "run", "pkgmgr", "mounts", "blueprint", "seccomp"}
 )
-_BUILT_VALUES: Mapping[str, tuple[object, ...]] = {
+_BUILT_VALUES: Mapping[str, tuple[str, ...]] = {
     "base": ("builtin:busybox",),
-    "backend": ("qemu", None),
+    "backend": ("qemu",),
     "network": ("none",),
 }
 _KNOWN_VALUES: Mapping[str, tuple[object, ...]] = {
@@ -252,17 +253,22 @@ _KNOWN_VALUES: Mapping[str, tuple[object, ...]] = {
 
 def unsupported(field: str, value: object) -> str:
     """Why this written value of a top-level field cannot be honoured yet; empty when it can."""
-    if field in _WHOLE_FIELDS:
+    if field in WHOLE_FIELDS:
         empty = value is None or value == 0 or value in ((), [], {}, "")
         return "" if empty else "not supported yet"
-    built = _BUILT_VALUES.get(field)
-    if built is None or not isinstance(value, str) or value in built:
+    built = supported_values(field)
+    if not built or not isinstance(value, str) or value in built:
         return ""
     if not value or value not in _KNOWN_VALUES.get(field, (value,)):
         return ""  # a value that no version knows is the model's to refuse
-    return f"not supported yet: only {', '.join(str(v) for v in built if v is not None)} is"
+    return f"{visible(value, 60)} is not supported yet"
+
+
+def supported_values(field: str) -> tuple[str, ...]:
+    """The values that work so far of a field of which others are planned; else empty."""
+    return _BUILT_VALUES.get(field, ())
 
 
 def without_unsupported(field: str) -> bool:
     """Whether a field works only by being left out."""
-    return field in _WHOLE_FIELDS
+    return field in WHOLE_FIELDS

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from specs.boxfile import Boxfile, unsupported, without_unsupported
+from specs.boxfile import WHOLE_FIELDS, Boxfile, supported_values, unsupported
 from specs.document import Document, Path, Place
 from specs.errors import BadName, Problem
 from specs.filename import is_ignored, name_from_filename
@@ -68,7 +68,7 @@ def _judge(
     document: Document, file: str, expected_name: str | None, known: tuple[Problem, ...]
 ) -> tuple[Boxfile | None, tuple[Problem, ...]]:
     problems = [*known, *_not_built(document, file), *_name(document, file, expected_name)]
-    return judge(Boxfile, document, file, problems)
+    return judge(Boxfile, document, file, problems, WHOLE_FIELDS)
 
 
 def _not_built(document: Document, file: str) -> list[Problem]:
@@ -78,7 +78,8 @@ def _not_built(document: Document, file: str) -> list[Problem]:
         why = unsupported(field, document.data[field])
         if why:
             place = document.key_place((field,))
-            fix = "remove the line" if without_unsupported(field) else "use a supported value"
+            values = supported_values(field)
+            fix = f"write {values[0]}" if values else "remove the line"
             found.append(Problem(file, *place, field, why, fix))
             del document.data[field]
     return found

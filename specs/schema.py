@@ -1,16 +1,20 @@
 """The JSON Schema of a Boxfile, so that editors complete and check it while it is written.
 
-Made from the model, never written by hand. It must not promise what is not built: such fields say
-so.
+Made from the model, never written by hand. It must not offer what is refused: a field whose feature
+is not built says so and takes only what asks for nothing.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from specs.boxfile import Boxfile, without_unsupported
+from pydantic import ValidationError
+
+from specs.boxfile import Boxfile, supported_values, without_unsupported
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCE = re.compile(r"'#/\$defs/(\w+)'")
 
 
 def boxfile_schema() -> dict[str, Any]:
@@ -23,9 +27,36 @@ def boxfile_schema() -> dict[str, Any]:
     for field, described in schema["properties"].items():
         described.pop("title", None)
         if without_unsupported(field):
-            described["description"] = f"Not supported yet. {described['description']}"
+            words = f"Not supported yet. {described['description']}"
+            schema["properties"][field] = {"description": words, "enum": [_nothing(field)]}
+        elif values := supported_values(field):
+            words = described["description"]
+            schema["properties"][field] = {"description": words, "enum": list(values)}
     for definition in schema.get("$defs", {}).values():
         definition.pop("description", None)
+    schema["$defs"] = _reachable(schema["properties"], schema.pop("$defs", {}))
     schema["title"] = "Boxfile"
     schema["description"] = "One sandbox: a microVM confined on its host."
     return {"$schema": _DIALECT, **schema}
+
+
+def _nothing(field: str) -> object:
+    """The value of this field that asks for nothing."""
+    candidates: tuple[object, ...] = ([], 0)
+    for value in candidates:
+        try:
+            Boxfile.model_validate({"name": "x", field: value})
+        except ValidationError:
+            continue
+        return value
+    return None
+
+
+def _reachable(properties: object, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The definitions that are still referred to, directly or not."""
+    found: set[str] = set()
+    fresh = set(_REFERENCE.findall(repr(properties)))
+    while fresh:
+        found |= fresh
+        fresh = set(_REFERENCE.findall(repr([definitions[name] for name in fresh]))) - found
+    return {name: one for name, one in definitions.items() if name in found}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date, time
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
@@ -51,17 +51,27 @@ _NOT_TRUE_FALSE: Mapping[str, str] = {
     "n": "false",
 }
 _GROUPED_DIGITS = re.compile(r"[0-9]+([_,][0-9]+)+")
-_WITH_UNIT = re.compile(r"([0-9]+)\s*([MGT])i?B?", re.IGNORECASE)
-_MIB_PER_UNIT = {"m": 1, "g": 1024, "t": 1024 * 1024}
+_WITH_UNIT = re.compile(r"([0-9]+)\s*([a-z]+)", re.IGNORECASE)
+# What a field's name ends in says its unit; whoever wrote another one gets the number in it.
+_UNITS: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "_mib": ("MiB", {"m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
+                     "t": 1024**2, "tb": 1024**2, "tib": 1024**2}),
+    "_seconds": ("seconds", {"s": 1, "sec": 1, "seconds": 1, "m": 60, "min": 60, "minutes": 60,
+                             "h": 3600, "hours": 3600, "d": 86400, "days": 86400}),
+}  # fmt: skip
 
 
 def judge(
-    model: type[M], document: Document, file: str, known: Iterable[Problem] = ()
+    model: type[M],
+    document: Document,
+    file: str,
+    known: Iterable[Problem] = (),
+    hidden: Collection[str] = (),
 ) -> tuple[M | None, tuple[Problem, ...]]:
     """The value of `document.data`, or None with problems.
 
     A mistake at a place that `known` already names is not reported a second time; with `known`
-    problems there is no value, whatever the model thinks.
+    problems there is no value, whatever the model thinks. No fix offers a field of `hidden`.
     """
     found = list(known)
     value: M | None = None
@@ -69,7 +79,7 @@ def judge(
         value = model.model_validate(document.data)
     except ValidationError as error:
         taken = {(problem.line, problem.column) for problem in found if problem.field}
-        for problem in _translate(model, error, document, file):
+        for problem in _translate(model, error, document, file, hidden):
             if (problem.line, problem.column) not in taken:
                 found.append(problem)
                 taken.add((problem.line, problem.column))
@@ -88,19 +98,24 @@ def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 def _translate(
-    model: type[BaseModel], error: ValidationError, document: Document, file: str
+    model: type[BaseModel],
+    error: ValidationError,
+    document: Document,
+    file: str,
+    hidden: Collection[str],
 ) -> Iterator[Problem]:
     for detail in error.errors(include_url=False):
         path, of_key = _path(detail["loc"], document)
         kind = detail["type"]
         if kind == "extra_forbidden":
-            message, fix = _unknown(model, path)
+            message, fix = _unknown(model, path, hidden)
             place = document.key_place(path)
         elif of_key:
-            message, fix = _wording(kind, detail, path[-1], str(path[-1]))
+            message, fix = _wording(kind, detail, path, path[-1], str(path[-1]))
             place = document.key_place(path)
         else:
-            message, fix = _wording(kind, detail, detail.get("input"), document.texts.get(path, ""))
+            written = document.texts.get(path, "")
+            message, fix = _wording(kind, detail, path, detail.get("input"), written)
             place = document.place(path)
         yield Problem(file, *place, dotted(path), message, fix)
 
@@ -121,10 +136,12 @@ def _path(loc: tuple[int | str, ...], document: Document) -> tuple[Path, bool]:
     return path, "[key]" in loc
 
 
-def _unknown(model: type[BaseModel], path: Path) -> tuple[str, str]:
+def _unknown(model: type[BaseModel], path: Path, hidden: Collection[str] = ()) -> tuple[str, str]:
     key = str(path[-1])
     holder = _model_at(model, path[:-1]) or model
-    fields = list(holder.model_fields)
+    fields = [
+        name for name in holder.model_fields if name not in (hidden if holder is model else ())
+    ]
     message = "unknown field"
     synonym = _SYNONYMS.get(key.lower(), "")
     if holder is model and synonym.split(".")[0] in fields:
@@ -154,8 +171,8 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _models(argument)
 
 
-def _wording(kind: str, detail: Any, value: Any, text: str) -> tuple[str, str]:
-    """What is wrong with `value`, written as `text` in the file, and what to write instead."""
+def _wording(kind: str, detail: Any, path: Path, value: Any, text: str) -> tuple[str, str]:
+    """What is wrong with `value` at `path`, written as `text`, and what to write instead."""
     context = detail.get("ctx", {})
     if kind == "missing":
         return "this field is required", "write it"
@@ -165,7 +182,7 @@ def _wording(kind: str, detail: Any, value: Any, text: str) -> tuple[str, str]:
         case "string_type":
             return _not_text(value, text)
         case "int_type" | "int_from_float":
-            return _not_integer(value)
+            return _not_integer(value, str(path[-1]) if path else "")
         case "bool_type":
             return _not_bool(value)
         case "enum" | "literal_error":
@@ -201,7 +218,7 @@ def _not_text(value: Any, text: str) -> tuple[str, str]:
     return f"this must be text, and {shown} without quotes is {what}", f'quote it: "{shown}"'
 
 
-def _not_integer(value: Any) -> tuple[str, str]:
+def _not_integer(value: Any, field: str) -> tuple[str, str]:
     message = "this must be a whole number"
     if isinstance(value, str):
         compact = value.strip()
@@ -211,9 +228,19 @@ def _not_integer(value: Any) -> tuple[str, str]:
             plain = re.sub("[_,]", "", compact)[:20]
             return f"{message}, and {visible(compact, 40)} is text in YAML 1.2", f"write {plain}"
         if unit := _WITH_UNIT.fullmatch(compact[:30]):
-            mib = int(unit.group(1)) * _MIB_PER_UNIT[unit.group(2).lower()]
-            return f"{message} without a unit", f"in MiB that is {mib}"
+            return f"{message} without a unit", _in_unit_of(field, *unit.groups())
     return f"{message}, not {visible(_spelling(value), 40)}", "write digits only"
+
+
+def _in_unit_of(field: str, number: str, unit: str) -> str:
+    """What to write for `5m` or `4G` in this field."""
+    name, factors = next(
+        (one for end, one in _UNITS.items() if field.endswith(end)), ("", dict[str, int]())
+    )
+    factor = factors.get(unit.lower())
+    if factor is None:
+        return f"write digits only, in {name}" if name else "write digits only"
+    return f"in {name} that is {int(number) * factor}"
 
 
 def _not_bool(value: Any) -> tuple[str, str]:

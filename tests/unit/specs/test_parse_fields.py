@@ -147,3 +147,27 @@ def test_digest_is_of_the_bytes_whether_valid_or_not() -> None:
 def test_control_characters_in_the_file_name_are_not_echoed() -> None:
     parsed = parse_boxfile(b"", file="\x1b[31m.yaml", expected_name="fern")
     assert "\x1b" not in str(parsed.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("timeout_seconds: 5m", "in seconds that is 300"),
+        ("timeout_seconds: 2 h", "in seconds that is 7200"),
+        ("timeout_seconds: 4G", "write digits only, in seconds"),
+        ("ram_mib: 4G", "in MiB that is 4096"),
+        ("ram_mib: 5min", "write digits only, in MiB"),
+        ("data: {size_mib: 2GiB}", "in MiB that is 2048"),
+        ("cpus: 4m", "write digits only"),
+    ],
+)
+def test_a_number_with_a_unit_is_given_back_in_the_unit_of_the_field(text: str, fix: str) -> None:
+    assert only_problem(text + "\n").fix == fix
+
+
+def test_no_fix_offers_what_is_refused() -> None:
+    fix = only_problem("quux: 1\n").fix
+    assert "ram_mib" in fix
+    assert "blueprint" not in fix and "mounts" not in fix
+    problem = only_problem("network: bridge\n")
+    assert (problem.message, problem.fix) == ("bridge is not supported yet", "write none")
