@@ -128,6 +128,16 @@ class ApiServer:
             self._accept, sock=self._listener.socket, limit=execframes.PAYLOAD_MAX
         )
 
+    async def keep(self) -> None:
+        """Listen anew when somebody removed or replaced the socket's file; what is connected
+        stays. Raises as `start`.
+        """
+        if self._listener is None or self._listener.in_place():
+            return
+        if self._server is not None:
+            self._server.close()
+        await self.start()
+
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()

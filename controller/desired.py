@@ -56,7 +56,7 @@ async def _choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
     problems = await asyncio.to_thread(host.problems, box)
     if problems:
         raise HostError("; ".join(problems))
-    choice = await host.choose_accel(box, host.boot())
+    choice = await host.choose_accel(box, await asyncio.to_thread(host.boot))
     if choice.accel == "tcg" and not choice.refused:
         # Only now is it known that `accel: auto` means emulation here. A ceiling that cannot be
         # read may forbid it.

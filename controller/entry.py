@@ -14,7 +14,7 @@ from reconcilers.live import Live
 from specs.boxfile import Boxfile
 from specs.conditions import Condition, ConditionType, Reason
 from specs.drift import Drift
-from specs.report import Failure
+from specs.report import Failure, Report
 
 DRIFT_KEPT = 20
 
@@ -62,6 +62,7 @@ class Entry:
     conditions: dict[ConditionType, Condition] = field(default_factory=dict)
     drift: list[Drift] = field(default_factory=list)
     last_change: str = ""
+    report: Report | None = None
 
     @property
     def box(self) -> Boxfile | None:

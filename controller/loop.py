@@ -150,7 +150,7 @@ class Controller:
             if entry.attempts:
                 self.queue.add(name)
 
-    async def watch_folder(self) -> None:
+    async def watch_folder(self, server: ApiServer) -> None:
         """Scan on every hint and at least every RESCAN_SECONDS."""
         loop = asyncio.get_running_loop()
 
@@ -165,8 +165,9 @@ class Controller:
                     await asyncio.wait_for(self._hint.wait(), RESCAN_SECONDS)
                     await asyncio.sleep(SETTLE_SECONDS)
                 self._hint.clear()
-                watch.refresh()
+                await asyncio.to_thread(watch.refresh)  # walks a folder that was replaced
                 try:
+                    await server.keep()
                     self.rescan()
                 except (BoxError, OSError) as error:
                     log.error("%s", error)
@@ -208,7 +209,7 @@ class Controller:
         server = ApiServer(service, self._layout.socket)
         await server.start()
         tasks = [asyncio.create_task(self.work()) for _ in range(WORKERS)]
-        tasks.append(asyncio.create_task(self.watch_folder()))
+        tasks.append(asyncio.create_task(self.watch_folder(server)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.look_again)
         log.info("watching %s", self._layout.boxes)
         await stopping.wait()

@@ -48,14 +48,18 @@ class Listener:
     path: Path
     inode: tuple[int, int]
 
-    def close(self) -> None:
-        """Stop listening; the file goes only when it is still ours."""
-        self.socket.close()
+    def in_place(self) -> bool:
+        """Whether the path still leads to this socket."""
         try:
             found = self.path.lstat()
         except OSError:
-            return
-        if (found.st_dev, found.st_ino) == self.inode:
+            return False
+        return (found.st_dev, found.st_ino) == self.inode
+
+    def close(self) -> None:
+        """Stop listening; the file goes only when it is still ours."""
+        self.socket.close()
+        if self.in_place():
             self.path.unlink(missing_ok=True)
 
 

@@ -237,8 +237,9 @@ class Worker:
     def _report(self, entry: Entry, observed: Observed, done: Plan) -> None:
         found = judge(entry, observed, done.blocked, timestamp())
         entry.conditions = merge(entry.conditions, found)
+        entry.report = build_report(entry, observed)
         try:
-            self._store.write_report(entry.record.name, build_report(entry, observed))
+            self._store.write_report(entry.record.name, entry.report)
         except (HostError, OSError) as error:
             # Nobody reads a report back. A full disk must not keep a dead VM down, nor a deleted
             # sandbox from giving its space back.

@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from reconcilers.procfs import host_boot_id
+from reconcilers.smallfile import read_small
 from specs.boxfile import Accel, Boxfile, Isolation
 from specs.conditions import Reason
-from specs.errors import BoxError, ChannelError
+from specs.errors import BoxError, ChannelError, HostError
 
 KVM_DEVICE = Path("/dev/kvm")
 PROBE_SECONDS = 10.0
@@ -107,11 +108,11 @@ class KvmProbe:
 
     def _remembered(self, key: str) -> Verdict | None:
         try:
-            data = json.loads(self._memory.read_text())
+            data = json.loads(read_small(self._memory))
             if data["key"] != key:
                 return None
             return Verdict(data["usable"] is True, str(data["why"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, HostError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     async def _probe(self, key: str) -> Verdict | None:
@@ -128,8 +129,13 @@ class KvmProbe:
             return None
         else:
             verdict = Verdict(True, "the guest kernel booted on KVM to the agent's hello")
+        self._remember(key, verdict)
+        return verdict
+
+    def _remember(self, key: str, verdict: Verdict) -> None:
         temporary = self._memory.with_name(f".{self._memory.name}.{os.getpid()}")
         temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"key": key, **asdict(verdict)}))
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "x") as file:  # a new file: no link under this name is written through
+            file.write(json.dumps({"key": key, **asdict(verdict)}))
         temporary.rename(self._memory)
-        return verdict

@@ -30,6 +30,8 @@ from specs.errors import BoxError, ChannelError, HostError
 from specs.reading import Reading
 
 SHUTDOWN_SECONDS = 10.0
+# The write that failed is tried again at once, and fails again within this time if it does.
+RESUME_SECONDS = 0.3
 
 
 class Actor:
@@ -87,6 +89,8 @@ class Actor:
                 await self._launch(step.key)
             case steps.ThawVmm():
                 self._thaw()
+            case steps.ResumeVmm():
+                await self._resume()
             case steps.MendReadings():
                 await asyncio.to_thread(self._mend, step.readings)
             case steps.ConnectGuest():
@@ -173,7 +177,7 @@ class Actor:
         group = self._host.cgroup(self._names)
         # A fresh group for each start: its counters then speak of this VMM alone.
         await asyncio.to_thread(_renew, group, confinement)
-        boot = self._host.boot()
+        boot = await asyncio.to_thread(self._host.boot)
         record, errors = await microvm.start(
             self._host.layout,
             microvm.Start(
@@ -246,6 +250,17 @@ class Actor:
     def _thaw(self) -> None:
         live = self._held()
         os.kill(live.record.pid, signal.SIGCONT)
+
+    async def _resume(self) -> None:
+        path = self._host.layout.qmp_socket(self._name)
+        await qmp.run_on(path)
+        await asyncio.sleep(RESUME_SECONDS)
+        reason = await qmp.pause_reason(path)
+        if reason:
+            raise HostError(
+                f"its virtual CPUs stay paused ({reason}): the host cannot write its disk",
+                fix=f"free space in {self._host.layout.home}; it runs on by itself",
+            )
 
     def _mend(self, readings: tuple[Reading, ...]) -> None:
         box, choice = self._wanted()

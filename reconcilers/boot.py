@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,12 +43,17 @@ class BootFiles:
     def __init__(self, kernels: Path) -> None:
         self._kernels = kernels
         self._held: dict[tuple[int, ...], BootFile] = {}
+        self._lock = threading.Lock()  # passes ask from threads: hashing takes its time
         self._initramfs: dict[tuple[str | int, ...], Path] = {}
 
     def current(self, kernel: Kernel) -> Boot:
         """The kernel and the initramfs made for it (built when missing; blocking). Raises
         HostError.
         """
+        with self._lock:
+            return self._current(kernel)
+
+    def _current(self, kernel: Kernel) -> Boot:
         image = self._open(kernel.image)
         initramfs = self._open(self._initramfs_for(kernel, image))
         if initramfs.path.stem != f"initramfs-{initramfs.sha256}":  # it was changed since

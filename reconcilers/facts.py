@@ -80,6 +80,8 @@ class Observed:
     vmm: Vmm | Unknown | None = None
     strays: tuple[int, ...] = ()
     guest: Guest | None = None
+    # Why QEMU holds its virtual CPUs, in its own word (`io-error`, `paused`); empty when it runs.
+    paused: str = ""
     runtime: bool = False
     had_disk: bool = False
 

@@ -74,7 +74,7 @@ async def _boot(host: Host, layout: Layout, names: HostNames, group: Cgroup) -> 
         confinement=policy,
         image=image,
         disk=disk,
-        boot=host.boot(),
+        boot=await asyncio.to_thread(host.boot),
         backend=host.backend_for(box),
         host=host.facts,
     )

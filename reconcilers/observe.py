@@ -10,7 +10,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from reconcilers import disk as disks
-from reconcilers import launchrecord, procfs
+from reconcilers import launchrecord, procfs, qmp
 from reconcilers.confinement.readback import read_vmm
 from reconcilers.facts import Disk, Guest, Image, Observed, Unknown, Vmm
 from reconcilers.host import Host
@@ -45,6 +45,7 @@ async def observe(
     known = vmm.pid if isinstance(vmm, Vmm) else 0
     # The list of marked processes is as old as the last scan: a PID in it may be another's by now.
     ours = {pid for pid in marked - inside - {known} if procfs.carries(pid, host.names(name))}
+    answering = await _guest(live, vmm)
     strays = tuple(sorted(pid for pid in inside | ours if pid != known and _lives(pid)))
     return Observed(
         image=_image(host, box) if wants_vm and box is not None else None,
@@ -53,7 +54,8 @@ async def observe(
         disk=disk,
         vmm=vmm,
         strays=strays,
-        guest=await _guest(live, vmm),
+        guest=answering,
+        paused=await _paused(host, name, vmm) if answering is None else "",
         runtime=runtime.exists(),
         had_disk=had_disk,
     )
@@ -166,6 +168,16 @@ def _socket_reading(path: Path, got: str, *, mend: str) -> Reading:
         when="live",
         mend="in place" if mend == "in place" else "replace",
     )
+
+
+async def _paused(host: Host, name: str, vmm: Vmm | Unknown | None) -> str:
+    """Asked only when the guest is silent: QEMU holds the CPUs of a guest whose disk is full."""
+    if not isinstance(vmm, Vmm) or vmm.frozen:
+        return ""
+    try:
+        return await qmp.pause_reason(host.layout.qmp_socket(name))
+    except BoxError:
+        return ""
 
 
 async def _guest(live: Live | None, vmm: Vmm | Unknown | None) -> Guest | None:

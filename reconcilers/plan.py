@@ -169,10 +169,17 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
         )
     if vmm.frozen:
         found.append(steps.ThawVmm("vmm.state", "running", "stopped by a signal"))
+    if observed.paused:
+        found.append(steps.ResumeVmm("vmm.cpus", "running", observed.paused))
     if observed.guest is None:
         # A frozen VMM answers nothing: that its guest is silent follows from it.
         found.append(
-            steps.ConnectGuest("guest", "answering", "not connected", consequence=vmm.frozen)
+            steps.ConnectGuest(
+                "guest",
+                "answering",
+                "not connected",
+                consequence=vmm.frozen or bool(observed.paused),
+            )
         )
         return found
     wanted = box.data.size_mib
@@ -196,6 +203,6 @@ def _replacement(vmm: Vmm, desired: Desired, observed: Observed) -> Step | None:
     if vmm.key != desired.key:
         wanted, seen = desired.key[:12], vmm.key[:12]
         return steps.StopVmm("vmm.settings", wanted, seen, graceful=not vmm.frozen)
-    if desired.give_up_guest and observed.guest is None and not vmm.frozen:
+    if desired.give_up_guest and observed.guest is None and not (vmm.frozen or observed.paused):
         return steps.StopVmm("guest", "answering", "silent", graceful=False)
     return None

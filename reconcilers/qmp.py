@@ -38,6 +38,17 @@ async def command(path: Path, name: str, arguments: dict[str, object] | None = N
         raise ChannelError(f"the VMM refused {name}: {error}") from error
 
 
+async def pause_reason(path: Path) -> str:
+    """QEMU's word for why the virtual CPUs are held; empty while they run. Raises ChannelError."""
+    status = await command(path, "query-status")
+    return "" if status.get("running") is True else str(status.get("status", "unknown"))
+
+
+async def run_on(path: Path) -> None:
+    """Let held virtual CPUs run again. Raises ChannelError."""
+    await command(path, "cont")
+
+
 async def resize_disk(path: Path, node: str, size: int) -> None:
     """Tell the VMM that a disk's file has `size` bytes now."""
     await command(path, "block_resize", {"node-name": node, "size": size})

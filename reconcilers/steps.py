@@ -150,6 +150,12 @@ class ThawVmm(Step):
 
 
 @dataclass(frozen=True)
+class ResumeVmm(Step):
+    def describe(self) -> str:
+        return "let the paused virtual CPUs run on"
+
+
+@dataclass(frozen=True)
 class MendReadings(Step):
     readings: tuple[Reading, ...] = ()
 

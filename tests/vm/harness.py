@@ -242,7 +242,7 @@ def _rmdir(path: Path) -> bool:
 def home_with_controller(path: Path) -> Iterator[Home]:
     """A running controller in a fresh home under `path`; everything is gone afterwards."""
     home = Home(path / "home")
-    home.path.mkdir(mode=0o700, parents=True)
+    home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         home.start()
         yield home

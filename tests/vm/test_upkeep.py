@@ -97,3 +97,11 @@ def test_refusals_are_in_the_events_and_in_the_log(home: Home) -> None:
     assert b"InvalidBoxfile" in home.box("events", "oak").stdout
     home.put("oak", STOPPED)
     until(lambda: "accepted" in home.log(), 20, "logged")
+
+
+def test_a_removed_socket_is_made_again(home: Home) -> None:
+    (home.path / "box.sock").unlink()
+    home.look_again()
+    until(lambda: (home.path / "box.sock").exists(), 20, "the socket is back")
+    assert home.answers()
+    assert (home.path / "box.sock").stat().st_mode & 0o777 == 0o600

@@ -88,6 +88,12 @@ def test_a_frozen_vmm_is_thawed() -> None:
     assert kinds(WANT, frozen) == ["ThawVmm", "ConnectGuest"]
 
 
+def test_paused_cpus_run_on_and_are_never_given_up() -> None:
+    paused = replace(CONVERGED, paused="io-error", guest=None)
+    for desired in (WANT, replace(WANT, give_up_guest=True)):
+        assert kinds(desired, paused) == ["ResumeVmm", "ConnectGuest"]
+
+
 def test_strays_are_killed_before_a_vmm_is_started() -> None:
     planned = kinds(WANT, replace(CONVERGED, vmm=None, guest=None, strays=(99,)))
     assert planned.index("KillStrays") < planned.index("LaunchVmm")

@@ -1,0 +1,75 @@
+"""A host whose disk is full: the VM waits, nothing is lost, and it runs on when there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reconcilers.qmp import pause_reason
+from specs.errors import ChannelError
+from tests.vm.harness import Home, home_with_controller, until
+
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def small_home() -> Iterator[Home]:
+    """A home on a file system of 24 MiB, less than its sandbox's disk may take."""
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as tmp:
+        path = Path(tmp) / "home"
+        path.mkdir(mode=0o700)
+        options = "size=24m,mode=0700"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "boxtest", path], check=True)
+        try:
+            with contextlib.ExitStack() as stack:
+                yield stack.enter_context(home_with_controller(Path(tmp)))
+        finally:
+            subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_a_vm_whose_disk_cannot_grow_waits_and_runs_on(small_home: Home) -> None:
+    home = small_home
+    home.put("oak")
+    home.ready("oak")
+    pid = home.pid("oak")
+    ballast = home.path / "ballast"
+    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 65536)
+    command = "dd if=/dev/zero of=/data/file bs=1M count=16 && sync && echo done"
+    results: list[subprocess.CompletedProcess[bytes]] = []
+    writer = threading.Thread(
+        target=lambda: results.append(home.run("oak", "sh", "-c", command, check=False))
+    )
+    writer.start()
+    try:
+        until(lambda: _paused(home), 60, "QEMU holds the CPUs")
+        home.look_again()
+        until(lambda: "paused (io-error)" in home.log(), 60, "the log says why")
+        assert home.vmms("oak") == [pid]
+        ballast.unlink()
+        home.look_again()
+        until(lambda: not _paused(home), 60, "it runs on")
+    finally:
+        ballast.unlink(missing_ok=True)
+        writer.join(120)
+    home.ready("oak")
+    assert home.vmms("oak") == [pid]
+    size = home.run("oak", "sh", "-c", "sync; wc -c < /data/file").stdout
+    assert int(size) >= 1 << 20
+    home.mended("oak", "vmm.cpus")
+
+
+def _paused(home: Home) -> bool:
+    """Asked of QEMU itself."""
+    try:
+        return asyncio.run(pause_reason(home.runtime / "oak" / "qmp.sock")) == "io-error"
+    except ChannelError:
+        return False
