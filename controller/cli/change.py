@@ -20,7 +20,7 @@ from controller.cli.place import (
 )
 from reconcilers.layout import Layout
 from specs.change import Change
-from specs.errors import NoSandbox, UsageError
+from specs.errors import Conflict, NoSandbox, UsageError
 from specs.names import check_name
 
 EFFECTS = {
@@ -51,9 +51,12 @@ def apply(chosen: Namespace) -> int:
 
     layout = created()
     for one in boxes:
-        result = apply_text(
-            layout.boxes, one.box.name, one.data, if_match=chosen.if_match, suffix=one.suffix
-        )
+        try:
+            result = apply_text(
+                layout.boxes, one.box.name, one.data, if_match=chosen.if_match, suffix=one.suffix
+            )
+        except Conflict as problem:
+            raise _with_digest(layout, one.box.name, chosen.if_match, problem) from None
         print(f"{one.box.name} {result}", flush=True)
     names = [one.box.name for one in boxes]
     if chosen.wait:
@@ -65,6 +68,19 @@ def apply(chosen: Namespace) -> int:
     elif not controller_runs(layout):
         output.note(f"written; the controller is not running. Start it: {START}")
     return 0
+
+
+def _with_digest(layout: Layout, name: str, wanted: str | None, problem: Conflict) -> Conflict:
+    """The same, saying what the condition was compared with."""
+    from controller.cli.view import folder_scan
+
+    found = folder_scan(layout)
+    file = found.files.get(name) if found else None
+    if wanted is None or file is None or file.digest == wanted:
+        return problem
+    message = f"the file's digest is {file.digest}, not {output.safe(wanted, 80)}"
+    fix = f"look at what is there: box get {name} -o yaml; then --if-match {file.digest}"
+    return Conflict(message, where=str(layout.boxes / file.path), fix=fix)
 
 
 def _would(layout: Layout | None, one: Given) -> str:
@@ -141,7 +157,7 @@ def _named(chosen: Namespace) -> list[str]:
     if bool(chosen.name) == bool(chosen.file):
         raise UsageError("one of NAME and -f FILE is expected", fix="box delete NAME")
     if chosen.name:
-        return [check_name(chosen.name)]
+        return [check_name(name) for name in dict.fromkeys(chosen.name)]
     return [one.box.name for one in given(chosen.file)]
 
 

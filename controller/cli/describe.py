@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
+from dataclasses import asdict
 from typing import Any
 
 from controller.cli import output
+from controller.cli.fixes import fix_for
 from controller.cli.place import needed, say_when_down
-from controller.cli.view import View, folder_scan, view
+from controller.cli.view import View, view
 from reconcilers.layout import Layout
 
 STATUS_COLOURS = {"True": output.GREEN, "False": output.RED, "Unknown": output.YELLOW}
@@ -21,35 +23,55 @@ def describe(chosen: Namespace) -> int:
     layout = needed()
     found = view(layout, chosen.name)
     say_when_down(layout)
-    _head(layout, found)
+    if chosen.form != "table":
+        output.print_data(_data(layout, found), chosen.form)
+        return 0
+    _head(found)
     _spec(found)
     if found.report is None:
         print("\nNothing has been observed yet.")
     else:
-        _conditions(found)
+        _conditions(layout, found)
         _failure(found)
         _facts("Vmm", found.report.vmm)
         _facts("Guest", found.report.guest)
-        _confinement(found.report.confinement)
         _drift(found)
     _events(layout, found.name)
+    if found.report is not None:
+        _confinement(found.report.confinement)  # by far the longest part
     return 0
+
+
+def _data(layout: Layout, found: View) -> dict[str, Any]:
+    """What the tables show, and every event."""
+    from controller.store import Store
+
+    record = found.record
+    return {
+        **found.data(),
+        "twins": list(found.twins),
+        "uid": record.uid if record else None,
+        "suspended": bool(record and record.suspended),
+        "held": bool(record and record.held),
+        "record_error": found.garbled,
+        "file_error": found.trouble,
+        "events": [asdict(event) for event in Store(layout).read_events(found.name)],
+    }
 
 
 def _title(text: str) -> None:
     print(f"\n{output.paint(text, output.BOLD)}")
 
 
-def _head(layout: Layout, found: View) -> None:
+def _head(found: View) -> None:
     record, report = found.record, found.report
-    scan = folder_scan(layout)
-    file = scan.files.get(found.name) if scan else None
     output.print_pairs(
         [
             ("Name", found.name),
             ("File", found.file or "(not in the folder)"),
-            ("Digest", file.digest if file else ""),
-            ("Also declared by", ", ".join(scan.twins.get(found.name, ())[1:]) if scan else ""),
+            ("Unreadable", found.trouble),
+            ("Digest", found.digest),
+            ("Also declared by", ", ".join(found.twins)),
             ("Generation", report.generation if report else (record.generation if record else "")),
             ("State", report.state if report else ""),
             ("Backend", found.backend),
@@ -71,8 +93,14 @@ def _when(text: str) -> str:
 def _spec(found: View) -> None:
     if found.record is None or found.record.spec is None:
         return
+    spec = found.record.spec
     _title("Spec in force (defaults left out)")
-    _nested(found.record.spec.to_plain(), "  ")
+    _nested(spec.to_plain(), "  ")
+    left_out = {"base": spec.base, "cpus": spec.cpus, "ram_mib": spec.ram_mib}
+    left_out |= {"data.size_mib": spec.data.size_mib, "data.on_delete": spec.data.on_delete.value}
+    written = spec.to_plain() | {f"data.{key}": 1 for key in spec.to_plain().get("data", {})}
+    defaults = (f"{key}: {one}" for key, one in left_out.items() if key not in written)
+    print(f"  # by default: {', '.join(defaults)}")
 
 
 def _nested(value: dict[str, Any], indent: str) -> None:
@@ -86,7 +114,7 @@ def _nested(value: dict[str, Any], indent: str) -> None:
             print(f"{indent}{output.safe(key)}: {output.safe(one)}")
 
 
-def _conditions(found: View) -> None:
+def _conditions(layout: Layout, found: View) -> None:
     assert found.report is not None
     _title("Conditions")
     rows = [
@@ -96,14 +124,14 @@ def _conditions(found: View) -> None:
             str(one.reason),
             output.age(one.since),
             str(one.generation),
-            output.safe(one.message, 1000),
+            *(output.safe(text, 1000) for text in one.message.split("\n")[:1]),
         ]
         for one in found.report.conditions
     ]
     head = ["TYPE", "STATUS", "REASON", "SINCE", "GENERATION", "MESSAGE"]
     sizes = output.widths([head, *rows])
     print("  " + output.line(head, sizes))
-    for row in rows:
+    for row, one in zip(rows, found.report.conditions, strict=True):
         # Drifted is the one condition that is good when it is False.
         good = (
             {"True": "False", "False": "True"}.get(row[1], row[1])
@@ -111,6 +139,11 @@ def _conditions(found: View) -> None:
             else row[1]
         )
         print("  " + output.line(row, sizes, ["", STATUS_COLOURS.get(good, "")]))
+        indent = " " * (sum(sizes[:-1]) + 2 * len(sizes))
+        for more in one.message.split("\n")[1:]:  # several mistakes, each a line
+            print(indent + output.safe(more.strip(), 1000))
+        if fix := fix_for(layout, found.name, one):
+            print(f"{indent}fix: {output.safe(fix, 400)}")
 
 
 def _failure(found: View) -> None:
@@ -128,12 +161,32 @@ def _failure(found: View) -> None:
 def _facts(title: str, facts: dict[str, Any]) -> None:
     if facts:
         _title(title)
-        output.print_pairs(((key, _flat(key, value)) for key, value in facts.items()), "  ")
+        shown = {key: value for key, value in facts.items() if key != "argv"}
+        output.print_pairs(((key, _flat(value)) for key, value in shown.items()), "  ")
+        if isinstance(facts.get("argv"), list):
+            print("  argv")
+            for text in _wrapped(facts["argv"]):
+                print(f"    {output.safe(text, 10_000)}")
 
 
-def _flat(key: str, value: object) -> object:
-    if key == "argv" and isinstance(value, list):
-        return shlex.join(map(str, value))  # can be pasted
+def _wrapped(argv: list[Any]) -> list[str]:
+    """A command line that can be pasted, an option with its value on each line."""
+    lines: list[str] = []
+    for word in map(str, argv):
+        quoted = shlex.quote(word)
+        if (
+            lines
+            and not word.startswith("-")
+            and lines[-1].startswith("-")
+            and " " not in lines[-1]
+        ):
+            lines[-1] += f" {quoted}"
+        else:
+            lines.append(quoted)
+    return [f"{text} \\" for text in lines[:-1]] + lines[-1:]
+
+
+def _flat(value: object) -> object:
     if isinstance(value, dict):
         return ", ".join(f"{key}={one}" for key, one in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value

@@ -6,11 +6,11 @@ so that doctor and controller never disagree. No check may change the host.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 
+from controller.cli import kvm
 from controller.cli.doctor_result import SETUP, Result, Subject
 
 QEMU_OLDEST = (7, 2)
@@ -169,29 +169,9 @@ def image_tools(name: str, about: Subject) -> Result:
 
 
 def hardware_virtualization(name: str, about: Subject) -> Result:
-    """A quick look only: what decides is the guest kernel booting, when a sandbox needs it."""
-    from reconcilers.accel import KVM_DEVICE
-
     fix = "use a host with KVM, or write accel: tcg for emulation (for trying and testing)"
-    if not KVM_DEVICE.exists():
-        return Result(name, "warn", f"{KVM_DEVICE} does not exist", fix)
-    if not os.access(KVM_DEVICE, os.R_OK | os.W_OK):
-        return Result(name, "warn", f"{KVM_DEVICE} may not be opened", fix)
-    probed = _last_probe(about.kernels / "kvm-probe.json")
-    if probed is not None:
-        usable, why = probed
-        return Result(name, "ok" if usable else "warn", f"when last tried: {why}", fix)
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    if " vmx " not in flags and " svm " not in flags:
-        found = f"{KVM_DEVICE} exists, but the CPU offers neither vmx nor svm"
-        return Result(name, "warn", found, fix)
-    return Result(name, "ok", f"{KVM_DEVICE} and the CPU offer it; a first sandbox proves it")
-
-
-def _last_probe(file: Path) -> tuple[bool, str] | None:
-    """What the controller remembers of trying KVM; None when it has not tried."""
-    try:
-        memory = json.loads(file.read_bytes())
-        return memory["usable"] is True, str(memory["why"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    if why := kvm.obstacle(about.kernels):
+        return Result(name, "warn", why, fix)
+    probed = kvm.tried(about.kernels)
+    found = f"when last tried: {probed[1]}" if probed else "the device and the CPU offer it"
+    return Result(name, "ok", found if probed else f"{found}; a first sandbox proves it")

@@ -10,6 +10,7 @@ import os
 import select
 import sys
 from _socket import socket as Socket
+from time import monotonic
 
 from controller import execframes as wire
 from specs.errors import BoxError, NotUp
@@ -33,6 +34,7 @@ class Relay:
         self._stdin = stdin
         self._interrupts = 0
         self._poll = select.poll()
+        self._started = monotonic()
 
     def carry(self) -> int:
         while True:
@@ -125,7 +127,7 @@ class Relay:
             elif kind == wire.STDERR:
                 _write(2, payload)
             elif kind == wire.EXIT:
-                return _exit_status(bytes(payload))
+                return _exit_status(bytes(payload), monotonic() - self._started)
             elif kind == wire.ERROR:
                 return _say(bytes(payload))
         if start:
@@ -143,7 +145,7 @@ def _write(descriptor: int, data: memoryview) -> None:
             waiting.poll()
 
 
-def _exit_status(payload: bytes) -> int:
+def _exit_status(payload: bytes, seconds: float) -> int:
     from json import loads
 
     try:
@@ -157,6 +159,9 @@ def _exit_status(payload: bytes) -> int:
         words = {"not_found": "command not found", "not_executable": "cannot be executed"}
         reason = message or words.get(kind, "the guest refused to run it")
         print(f"box: {visible(reason)}", file=sys.stderr)
+    elif kind == "timeout":
+        shown = f"{seconds:.1f}".removesuffix(".0")
+        print(f"box: timed out after {shown} s; everything it started is killed", file=sys.stderr)
     return status
 
 

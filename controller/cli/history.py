@@ -34,7 +34,7 @@ def drift(chosen: Namespace) -> int:
     if chosen.form != "table":
         output.print_data({"drift": rows}, chosen.form)
     elif not rows:
-        print("no drift: the host is as the Boxfiles say")
+        _say_none(found)
     else:
         shown = [
             [
@@ -51,6 +51,18 @@ def drift(chosen: Namespace) -> int:
         head = ["NAME", "FIELD", "DESIRED", "OBSERVED", "SEEN", "ACTION", "CORRECTED"]
         output.print_table(head, shown)
     return 0
+
+
+def _say_none(found: list[View]) -> None:
+    """No more than is known: what was not compared does not agree."""
+    unknown = [one.name for one in found if not one.compared]
+    if not found:
+        print("there is no sandbox, so there is nothing to differ from")
+    elif unknown:
+        print(f"no drift is known, but not compared with their Boxfiles: {', '.join(unknown)}")
+        print("box get says why")
+    else:
+        print("no drift: the host is as the Boxfiles say")
 
 
 def _chosen_views(layout: Layout, name: str | None) -> list[View]:

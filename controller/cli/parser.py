@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, NoReturn
@@ -27,13 +28,34 @@ Boxfile; exec: the command's own, 124 timeout, 125 box itself failed.
 """
 
 
+INVALID_VERB = re.compile(r"argument VERB: invalid choice: '(.*?)' ")
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, with errors in the form of every other error of ours."""
 
     def error(self, message: str) -> NoReturn:
+        self.refuse(message, f"{self.prog} --help shows the form")
+
+    def refuse(self, message: str, fix: str) -> NoReturn:
         from controller.cli.output import safe
 
-        self.exit(2, f"box: {safe(message, 400)}\n  fix: {self.prog} --help shows the form\n")
+        if unknown := INVALID_VERB.match(message):
+            message = f"there is no verb {unknown[1]}"
+            fix = _closest(unknown[1]) or fix
+        self.exit(2, f"box: {safe(message, 400)}\n  fix: {safe(fix, 400)}\n")
+
+
+def _closest(wanted: str) -> str:
+    from difflib import get_close_matches
+
+    found = get_close_matches(wanted, _verbs(build()), n=1, cutoff=0.6)
+    return f"did you mean box {found[0]}?" if found else ""
+
+
+def _verbs(parser: Parser) -> dict[str, Parser]:
+    assert parser._subparsers is not None
+    return dict(parser._subparsers._group_actions[0].choices or {})
 
 
 def run(arguments: list[str]) -> int:
@@ -42,19 +64,48 @@ def run(arguments: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 
+        if " -- " in os.environ.get("COMP_LINE", ""):
+            return 0  # what follows is the guest's, whose words nobody here knows
         argcomplete.autocomplete(parser)
     # What follows -- is the command's, however much it looks like options of ours.
     command: list[str] | None = None
     if arguments[:1] == ["exec"] and "--" in arguments:
         split = arguments.index("--")
         arguments, command = arguments[:split], arguments[split + 1 :]
-    chosen = parser.parse_args(arguments, argparse.Namespace(command=command))
+    if arguments[:1] == ["--version"]:
+        arguments[0] = "version"
+    chosen, rest = parser.parse_known_args(arguments, argparse.Namespace(command=command))
+    if rest:
+        _refuse_rest(parser, chosen, arguments, rest)
+    if chosen.verb == "help":
+        chosen.verb = None
+        parser = _verb_named(parser, chosen.about) if chosen.about else parser
     if chosen.verb is None:
         parser.print_help()
         return 0
     module, function = chosen.handler
     status: int = getattr(import_module(f"controller.cli.{module}"), function)(chosen)
     return status
+
+
+def _refuse_rest(
+    parser: Parser, chosen: argparse.Namespace, arguments: list[str], rest: list[str]
+) -> NoReturn:
+    """Say what to do about words that belong to nothing."""
+    if chosen.verb == "exec" and not rest[0].startswith("-"):
+        # From the first of them on: options between them were meant for the command too.
+        command = arguments[arguments.index(rest[0], 1) :] + (chosen.command or [])
+        form = f"box exec {chosen.name} -- {shlex.join(command)}"
+        parser.refuse("the command comes after --", form)
+    verb = f" {chosen.verb}" if chosen.verb else ""
+    parser.refuse(f"unrecognized arguments: {' '.join(rest)}", f"box{verb} --help shows the form")
+
+
+def _verb_named(parser: Parser, name: str) -> Parser:
+    found = _verbs(parser).get(name)
+    if found is None:
+        parser.refuse(f"there is no verb {name}", _closest(name) or "box --help lists them")
+    return found
 
 
 def build() -> Parser:
@@ -65,6 +116,7 @@ def build() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="store_true", help="the same as box version")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
 
     def verb(name: str, module: str, summary: str, *examples: str) -> Parser:
@@ -98,6 +150,7 @@ def _running(verb: Verb) -> None:
         "box controller",
         "box controller --once     # converge every sandbox, then exit",
     )
+    one.epilog = f"{one.epilog}\n\nas a service: docs/service.md has a systemd unit for it"
     one.add_argument("--once", action="store_true", help="converge and exit")
     one = verb(
         "exec",
@@ -142,24 +195,35 @@ def _changing(verb: Verb) -> None:
     one = verb(
         "delete",
         "change",
-        "remove a sandbox; its /data is kept unless --data",
+        "remove sandboxes; /data is kept unless --data or data.on_delete: erase",
         "box delete agent",
+        "box delete agent moss --wait",
         "box delete -f agent.box.yaml --data",
     )
-    _name(one, nargs="?")
+    _name(one, nargs="*")
     _files(one, required=False)
     one.add_argument("--data", action="store_true", help="erase /data too, 60 s from now")
-    one.add_argument("--wait", action="store_true", help="until nothing of it runs any more")
+    one.add_argument(
+        "--wait",
+        action="store_true",
+        help="until nothing of it is left; where /data is erased that takes over 60 s",
+    )
     _timeout(one)
     one = verb(
         "new",
         "start",
         "write a commented Boxfile to begin with, in the current folder",
         "box new agent",
-        "box new agent --from busybox",
+        "box new agent --from hello",
     )
     _name(one, known=False)
-    one.add_argument("--from", dest="example", metavar="EXAMPLE", help="copy one of the examples")
+    from_example: Any = one.add_argument(
+        "--from",
+        dest="example",
+        metavar="EXAMPLE",
+        help="copy an example; a wrong name lists those there are",
+    )
+    from_example.completer = _example_names
     one = verb(
         "prune",
         "change",
@@ -179,17 +243,24 @@ def _reading(verb: Verb) -> None:
         "box get agent -o yaml",
         "box get --watch",
     )
-    _name(one, nargs="?")
+    _name(one, nargs="*")
     _form(one, FORMS)
-    one.add_argument("--watch", action="store_true", help="go on, printing what changes")
-    one = verb("describe", "describe", "everything known about one", "box describe agent")
+    one.add_argument("-w", "--watch", action="store_true", help="go on, printing what changes")
+    one = verb(
+        "describe",
+        "describe",
+        "everything known about one",
+        "box describe agent",
+        "box describe agent -o json",
+    )
     _name(one)
+    _form(one, ("table", "json", "yaml", "toml"))
     one = verb("drift", "history", "differences found, open and corrected", "box drift agent")
     _name(one, nargs="?")
     _form(one, ("table", "json", "yaml", "toml"))
     one = verb("events", "history", "what happened", "box events agent --follow")
     _name(one, nargs="?")
-    one.add_argument("--follow", action="store_true", help="go on, printing what is new")
+    one.add_argument("-f", "--follow", action="store_true", help="go on, printing what is new")
     one = verb(
         "wait",
         "waiting",
@@ -199,18 +270,19 @@ def _reading(verb: Verb) -> None:
         "box wait agent --for deleted",
     )
     _name(one)
-    one.add_argument(
+    wanted: Any = one.add_argument(
         "--for",
         dest="condition",
         required=True,
         metavar="CONDITION",
         help="TYPE, TYPE=STATUS, deleted",
     )
+    wanted.completer = _conditions
     _timeout(one)
     one = verb("logs", "history", "the guest's console", "box logs agent --console --follow")
     _name(one)
     one.add_argument("--console", action="store_true", help="the console (the only log so far)")
-    one.add_argument("--follow", action="store_true", help="go on, printing what is new")
+    one.add_argument("-f", "--follow", action="store_true", help="go on, printing what is new")
     one.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
     one = verb("verify", "verify", "prove kernel and confinement now", "box verify agent")
     _name(one)
@@ -223,7 +295,10 @@ def _host(verb: Verb) -> None:
     )
     _form(one, ("table", "json"))
     one = verb("schema", "start", "JSON Schema of the Boxfile", "box schema --output boxfile.json")
-    one.add_argument("--output", metavar="FILE", help="instead of standard output")
+    one.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
+    one = verb("help", "start", "how a verb is used", "box help", "box help apply")
+    about: Any = one.add_argument("about", metavar="VERB", nargs="?", help="the verb")
+    about.completer = lambda **_: list(_verbs(build()))
     one = verb("version", "start", "versions of box and what it runs on", "box version")
     _form(one, ("table", "json"))
     one = verb(
@@ -269,6 +344,18 @@ def _seconds(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time like 90, 90s or 5m")
     return float(match[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+def _conditions(**_: object) -> list[str]:
+    from specs.conditions import ConditionType
+
+    return [*(one.value for one in ConditionType), "deleted"]
+
+
+def _example_names(**_: object) -> list[str]:
+    from controller.cli.start import example_names
+
+    return example_names()
 
 
 def _known_names(prefix: str, **_: object) -> Iterable[str]:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from controller.cli import output
-from controller.cli.place import controller_runs, existing
+from controller.cli.place import controller_runs, existing, home
 from specs.errors import BoxError, UsageError
 from specs.names import check_name
 
@@ -24,8 +24,7 @@ cpus: 2
 ram_mib: 512
 
 # strict gives the VMM a host user of its own and refuses software emulation unless it is written.
-# Without working hardware virtualization (box doctor says), write the next line for trying things:
-{accel}accel: tcg
+{accel}
 
 # The only thing that persists, at /data in the guest.
 data:
@@ -34,13 +33,23 @@ data:
 """
 
 
+WITH_KVM = """\
+# Where hardware virtualization does not work (box doctor says), this line is for trying things:
+# accel: tcg"""
+WITHOUT_KVM = """\
+# Written because hardware virtualization does not work on this host
+# ({why}).
+# Emulation is for trying and testing, not a wall: remove the line on a host with KVM.
+accel: tcg"""
+
+
 def new(chosen: Namespace) -> int:
     name = check_name(chosen.name)
     if chosen.example:
         text, suffix = _example(chosen.example, name)
     else:
         path = f"{name}.box.yaml"
-        text, suffix = TEMPLATE.format(name=name, file=path, accel="# "), ".box.yaml"
+        text, suffix = TEMPLATE.format(name=name, file=path, accel=_accel()), ".box.yaml"
     path = name + suffix
     try:
         with Path(path).open("x", encoding="utf-8") as file:
@@ -49,6 +58,13 @@ def new(chosen: Namespace) -> int:
         raise UsageError("there is already a file of that name", where=path) from None
     print(f"wrote {path}. Next: box apply -f {path} --wait")
     return 0
+
+
+def _accel() -> str:
+    from controller.cli.kvm import obstacle
+
+    why = obstacle(home() / "kernels")
+    return WITHOUT_KVM.format(why=output.safe(why)) if why else WITH_KVM
 
 
 def _example(wanted: str, name: str) -> tuple[str, str]:
@@ -64,6 +80,10 @@ def _example(wanted: str, name: str) -> tuple[str, str]:
         renamed = [f'name = "{name}"' if line.startswith("name =") else line for line in lines]
         return "\n".join(renamed) + "\n", ".box.toml"
     return "\n".join(renamed) + "\n", ".box.yaml"
+
+
+def example_names() -> list[str]:
+    return sorted(_stem(path) for path in _examples())
 
 
 def _stem(path: Path) -> str:

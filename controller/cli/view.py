@@ -24,13 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """What is known about one name. `file` is the Boxfile in the folder, relative, or empty."""
+    """What is known about one name.
+
+    `file` is the Boxfile in the folder, relative, or empty; `digest` the SHA-256 of its bytes,
+    empty when it cannot be read, and `trouble` why not; `twins` other files that declare the name.
+    """
 
     name: str
     record: Record | None
     garbled: str
     report: Report | None
     file: str
+    digest: str = ""
+    trouble: str = ""
+    twins: tuple[str, ...] = ()
 
     def condition(self, kind: str) -> Condition | None:
         conditions = self.report.conditions if self.report else ()
@@ -81,15 +88,24 @@ class View:
         return sum(1 for one in self.report.drift if not one.corrected) if self.report else 0
 
     def drift(self) -> str:
-        """`-` none, `2 open`, or `mended` when the last pass found some and corrected it."""
+        """`-` none, `2 open`, `mended` when the last pass found some and corrected it, or `?` when
+        nothing is compared with the Boxfile in the folder.
+        """
         if self.open_drift():
             return f"{self.open_drift()} open"
+        if not self.compared:
+            return "?"
         return "mended" if self.report and self.report.drift else "-"
+
+    @property
+    def compared(self) -> bool:
+        """Whether the host was compared with what the Boxfile in the folder says."""
+        return self.status("Drifted") != "Unknown" and self.status("Valid") != "False"
 
     def data(self) -> dict[str, Any]:
         """Everything, ready for JSON; the spec is the one in force, without defaults."""
         spec = self.record.spec if self.record else None
-        found: dict[str, Any] = {"name": self.name, "file": self.file}
+        found: dict[str, Any] = {"name": self.name, "file": self.file, "digest": self.digest}
         if self.report is not None:
             found |= self.report.model_dump(mode="json")
         found["spec"] = spec.to_plain() if spec else None
@@ -99,7 +115,7 @@ class View:
 def view(layout: Layout, name: str) -> View:
     """Raises BadName, and NoSandbox when neither file, record nor report knows the name."""
     check_name(name)
-    found = _view(layout, name, _files(layout))
+    found = _view(layout, name, folder_scan(layout))
     if found.record is None and not found.garbled and found.report is None and not found.file:
         raise NoSandbox(f"there is no sandbox {name}", fix="box get lists them")
     return found
@@ -109,25 +125,42 @@ def views(layout: Layout) -> list[View]:
     """Every sandbox that a Boxfile, a record or both speak of, sorted by name."""
     from controller.store import Store
 
-    files = _files(layout)
-    names = sorted(set(Store(layout).names()) | set(files))
-    return [_view(layout, name, files) for name in names]
+    seen = folder_scan(layout)
+    names = sorted(set(Store(layout).names()) | (seen.present if seen else frozenset()))
+    return [_view(layout, name, seen) for name in names]
 
 
-def _view(layout: Layout, name: str, files: dict[str, str]) -> View:
+def _view(layout: Layout, name: str, seen: FolderScan | None) -> View:
     from controller.store import Garbled, Store
 
     store = Store(layout)
     record = store.load(name)
+    garbled = record.why if isinstance(record, Garbled) else ""
+    kept = None if isinstance(record, Garbled) else record
     report = store.read_report(name)
-    if isinstance(record, Garbled):
-        return View(name, None, record.why, report, files.get(name, ""))
-    return View(name, record, "", report, files.get(name, ""))
+    file = seen.files.get(name) if seen else None
+    if seen is None or file is None:
+        path, _, trouble = (seen.broken.get(name, "") if seen else "").partition(": ")
+        return View(name, kept, garbled, report, path, trouble=trouble)
+    twins = tuple(path for path in seen.twins.get(name, ()) if path != file.path)
+    return View(name, kept, garbled, report, file.path, file.digest, twins=twins)
 
 
-def _files(layout: Layout) -> dict[str, str]:
-    found = folder_scan(layout)
-    return {name: file.path for name, file in found.files.items()} if found else {}
+def misnamed(layout: Layout) -> list[tuple[str, str]]:
+    """Files in the folder that look like Boxfiles and declare nothing: path and why."""
+    import os
+
+    from specs.parse import is_ignored
+
+    seen = folder_scan(layout)
+    if seen is None:
+        return []
+    names = {path.partition(": ")[0] for path in seen.broken.values()}
+    found = [(path, why) for path, why in seen.problems if path not in names]
+    for entry in sorted(os.listdir(layout.boxes)):
+        if entry.endswith((".box.json", ".box", ".box.txt")) and not is_ignored(entry):
+            found.append((entry, f"not read; a Boxfile is called {entry.split('.')[0]}.box.yaml"))
+    return found
 
 
 def current_spec(layout: Layout, name: str) -> Boxfile | None:

@@ -39,6 +39,7 @@ def settle(layout: Layout, name: str = "fern", **more: object) -> None:
             condition("Valid", "True", "Accepted"),
             condition("HardwareIsolated", "False", "SoftwareEmulation", "the CPU is emulated"),
             condition("Ready", "True", "GuestReady", "the agent answers"),
+            condition("Drifted", "False", "DriftCorrected", "memory limit: set again"),
         ),
         vmm={"pid": 4242},
         guest={"kernel": "6.1.0"},

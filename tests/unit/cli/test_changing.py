@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import threading
 import time
@@ -104,6 +105,7 @@ def test_if_match_refuses_a_file_that_changed(layout: Layout) -> None:
     assert box(layout.home, "apply", "-f", "-", "--if-match", old, stdin=newer).returncode == 0
     done = box(layout.home, "apply", "-f", "-", "--if-match", old, stdin=FERN)
     assert done.returncode == 1
+    assert hashlib.sha256(newer).hexdigest() in text(done), "so that it can be given next time"
     assert (layout.boxes / "fern.box.yaml").read_bytes() == newer
 
 
@@ -237,10 +239,25 @@ def test_new_writes_a_valid_boxfile_once(layout: Layout, tmp_path: Path) -> None
     data = (tmp_path / "agent.box.yaml").read_bytes()
     parsed = parse_boxfile(data, file="agent.box.yaml", expected_name="agent")
     assert parsed.problems == ()
+    data = data.replace(b"\naccel: tcg", b"\n# accel: tcg")  # as on a host with KVM
     uncommented = data.replace(b"# accel: tcg", b"accel: tcg")
     assert parse_boxfile(uncommented, file="agent.box.yaml", expected_name="agent").problems == ()
     assert box(layout.home, "new", "agent").returncode == 2
     assert box(layout.home, "new", "../x").returncode == 2
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_new_writes_what_this_host_needs(layout: Layout, tmp_path: Path, usable: bool) -> None:
+    memory = {"key": "", "usable": usable, "why": "it was tried"}
+    (layout.kernels / "kvm-probe.json").write_text(json.dumps(memory))
+    if usable and not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        usable = False  # what was remembered is of another day
+    box(layout.home, "new", "agent")
+    data = (tmp_path / "agent.box.yaml").read_bytes()
+    parsed = parse_boxfile(data, file="agent.box.yaml", expected_name="agent")
+    assert parsed.box is not None
+    assert parsed.box.accel == ("auto" if usable else "tcg")
+    assert (b"does not work on this host\n# (" in data) is not usable
 
 
 def test_new_copies_an_example_under_the_new_name(layout: Layout, tmp_path: Path) -> None:

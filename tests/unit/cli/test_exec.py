@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -111,7 +112,7 @@ async def test_a_vm_that_dies_is_125_with_a_reason(api: Api) -> None:
         (("../x", "--", "true"), 2, "not a sandbox name"),
         (("agent",), 2, "comes after --"),
         (("agent", "--"), 2, "comes after --"),
-        (("agent", "true"), 2, "unrecognized"),
+        (("agent", "true"), 2, "box exec agent -- true"),
         (("agent", "-t", "--", "true"), 2, "not supported yet"),
         (("agent", "-e", "nonsense", "--", "true"), 2, "KEY=VALUE"),
         (("agent", "--timeout", "soon", "--", "true"), 2, "not a time"),
@@ -164,6 +165,9 @@ async def test_options_reach_the_command(api: Api) -> None:
         api[1], "agent", "-w", "/tmp", "-u", "nobody", "--timeout", "300ms", "--", "sleep", "9"
     )
     assert done.returncode == 124
+    assert re.fullmatch(
+        rb"box: timed out after [\d.]+ s; everything it started is killed\n", done.stderr
+    )
     request = api[0].requests[-1]
     assert (request.cwd, request.user, request.timeout_ms) == ("/tmp", "nobody", 300)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ VERBS = [
     "prune",
     "version",
     "completion",
+    "help",
 ]
 
 
@@ -64,7 +66,9 @@ def test_without_a_verb_the_help_is_shown(tmp_path: Path) -> None:
         ("bogus",),
         ("get", "--bogus"),
         ("get", "-o", "xml"),
-        ("get", "a", "b"),
+        ("describe", "a", "b"),
+        ("help", "bogus"),
+        ("exec", "a", "uname", "-a"),
         ("get", "--watch", "-o", "json"),
         ("apply",),
         ("wait", "x"),
@@ -81,6 +85,35 @@ def test_usage_mistakes_are_exit_2_and_one_message(tmp_path: Path, arguments: tu
     assert done.stderr.startswith(b"box: ")
     assert b"\x1b" not in done.stderr
     assert len(text(done).splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("exec fern uname -a", "box exec fern -- uname -a"),
+        ("exec fern sh -c 'a b' -u c", "box exec fern -- sh -c 'a b' -u c"),
+        ("exec fern ls -- -l", "box exec fern -- ls -l"),
+        ("exec fern --bogus", "box exec --help shows the form"),
+        ("apply -f x --bogus", "box apply --help shows the form"),
+        ("aply -f x", "did you mean box apply?"),
+        ("help aply", "did you mean box apply?"),
+        ("quux", "box --help shows the form"),
+    ],
+)
+def test_words_that_fit_nowhere_are_answered_with_what_was_meant(
+    tmp_path: Path, line: str, fix: str
+) -> None:
+    done = box(tmp_path / "home", *shlex.split(line))
+    assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, f"  fix: {fix}")
+
+
+def test_what_people_type_first_is_known(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert box(home, "--version").stdout == box(home, "version").stdout
+    assert box(home, "help", "apply").stdout == box(home, "apply", "--help").stdout
+    assert box(home, "help").stdout == box(home, "--help").stdout
+    box(home, "schema", "-o", "s.json")
+    assert (tmp_path / "s.json").exists()
 
 
 def test_a_home_that_is_no_home_is_an_error_without_traceback(tmp_path: Path) -> None:
@@ -268,3 +301,6 @@ def test_completion_offers_verbs_options_and_names(tmp_path: Path) -> None:
     assert "--dry-run" in complete(home, "box apply --d")
     assert "fern" in complete(home, "box describe f")
     assert "fern" in complete(home, "box exec f")
+    assert "Ready" in complete(home, "box wait fern --for ")
+    assert "hello" in complete(home, "box new moss --from ")
+    assert "fern" not in complete(home, "box exec fern -- f")

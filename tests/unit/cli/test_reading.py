@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -191,11 +192,87 @@ def interrupt(child: subprocess.Popen[bytes]) -> None:
 
 
 def test_drift_lists_open_and_corrected(layout: Layout) -> None:
-    assert "no drift" in text(box(layout.home, "drift"))
     settle(layout)
     assert b"memory limit" in box(layout.home, "drift").stdout
     rows = json.loads(box(layout.home, "drift", "fern", "-o", "json").stdout)["drift"]
     assert (rows[0]["name"], rows[0]["desired"]) == ("fern", "640 MiB")
+
+
+def test_what_was_not_compared_is_not_said_to_agree(layout: Layout, tmp_path: Path) -> None:
+    assert "host is as" not in text(box(tmp_path / "no-home", "drift"))
+    assert "host is as" not in text(box(layout.home, "drift"))
+    settle(layout, drift=(), conditions=(condition("Drifted", "False", "NoDrift"),))
+    assert "host is as" in text(box(layout.home, "drift"))
+    assert cells(layout)["DRIFT"] == "-"
+    refused = condition("Valid", "False", "RefusedByPolicy", "max_cpus")
+    settle(layout, drift=(), conditions=(condition("Drifted", "False", "NoDrift"), refused))
+    assert "not compared with their Boxfiles: fern" in text(box(layout.home, "drift"))
+    assert cells(layout)["DRIFT"] == "?"
+
+
+def cells(layout: Layout) -> dict[str, str]:
+    """The one row of `box get -o wide`, by its headings."""
+    head, row = box(layout.home, "get", "-o", "wide").stdout.decode().splitlines()
+    return dict(zip(head.split(), row.split(), strict=False))
+
+
+def test_get_shows_a_boxfile_that_cannot_be_read_and_why(layout: Layout) -> None:
+    settle(layout)
+    (layout.boxes / "fern.box.yaml").write_bytes(b"#" * 300_000)
+    done = box(layout.home, "get", "-o", "wide")
+    assert cells(layout)["FILE"] == "fern.box.yaml"
+    assert b"larger than 256 KiB" in done.stdout
+
+
+def test_get_tells_of_files_that_look_like_boxfiles(layout: Layout) -> None:
+    settle(layout)
+    (layout.boxes / "Upper.box.yaml").write_text("cpus: 1\n")
+    (layout.boxes / "moss.box.json").write_text("{}\n")
+    notes = box(layout.home, "get").stderr.decode()
+    assert "boxes/Upper.box.yaml: " in notes
+    assert "boxes/moss.box.json: not read; a Boxfile is called moss.box.yaml" in notes
+    assert "Upper" not in text(box(layout.home, "get", "fern"))
+
+
+def test_get_takes_several_names(layout: Layout) -> None:
+    for name in ("fern", "moss", "pine"):
+        settle(layout, name)
+    assert box(layout.home, "get", "pine", "fern", "-o", "name").stdout == b"pine\nfern\n"
+    found = json.loads(box(layout.home, "get", "pine", "fern", "-o", "json").stdout)
+    assert [one["name"] for one in found["sandboxes"]] == ["pine", "fern"]
+    done = box(layout.home, "delete", "pine", "fern")
+    assert done.stdout == b"pine deleted\nfern deleted\n"
+
+
+def test_describe_gives_its_facts_as_data_too(layout: Layout) -> None:
+    settle(layout)
+    digest = hashlib.sha256((layout.boxes / "fern.box.yaml").read_bytes()).hexdigest()
+    as_json = json.loads(box(layout.home, "describe", "fern", "-o", "json").stdout)
+    assert as_json["digest"] == digest
+    assert as_json["spec"] == {"name": "fern", "cpus": 1}
+    assert as_json["confinement"][1]["got"] == "max"
+    assert as_json["conditions"][0]["type"] == "Valid"
+    assert [one["kind"] for one in as_json["events"]] == ["Started"]
+    assert json.loads(box(layout.home, "get", "fern", "-o", "json").stdout)["digest"] == digest
+    shown = box(layout.home, "describe", "fern", "-o", "toml").stdout.decode()
+    assert tomllib.loads(shown)["digest"] == digest
+
+
+def test_describe_shows_each_mistake_on_a_line_with_what_to_do(layout: Layout) -> None:
+    mistakes = condition("Valid", "False", "InvalidBoxfile", "fern.yaml:1: one\nfern.yaml:2: two")
+    refused = condition("Confined", "False", "LayerFailed", "seccomp: no")
+    settle(layout, conditions=(mistakes, refused), vmm={"argv": ["qemu", "-m", "512", "-S", "a b"]})
+    shown = text(box(layout.home, "describe", "fern"))
+    lines = [line.strip() for line in shown.splitlines()]
+    assert "fern.yaml:2: two" in lines
+    assert "\\x0a" not in shown
+    assert "fix: box doctor, and box describe fern for every reading" in lines
+    at = lines.index("qemu \\")
+    assert lines[at : at + 3] == ["qemu \\", "-m 512 \\", "-S 'a b'"]
+    assert "by default: base: builtin:busybox, ram_mib: 512" in shown
+    assert lines.index("Events (box events shows all)") < shown.splitlines().index(
+        "Confinement, as read off the VMM"
+    )
 
 
 def wait(layout: Layout, *arguments: str, timeout: str = "500ms") -> tuple[int, str]:
