@@ -37,7 +37,8 @@ static void reap(int signals) {
 }
 
 static int wait_ms(void) {
-    int64_t deadline = streams_deadline(&session.streams);
+    int64_t deadline = streams_deadline(&session.streams), look = port_deadline(&session.port);
+    if (deadline == 0 || (look != 0 && look < deadline)) deadline = look;
     if (deadline == 0) return -1;
     int64_t left = deadline - now_ms();
     if (left < 0) return 0;
@@ -46,21 +47,25 @@ static int wait_ms(void) {
 
 static _Noreturn void serve(int signals) {
     char why[160];
-    bool prepared = false;
+    bool prepared = false, put_off = false;
     for (;;) {
         bool room = port_room(&session.port) > PORT_RESERVE;
         polls[0] = (struct pollfd){.fd = session.port.epoll, .events = POLLIN};
         polls[1] = (struct pollfd){.fd = signals, .events = POLLIN};
         nfds_t count = 2 + streams_poll(&session.streams, room, polls + 2);
-        if (poll(polls, count, wait_ms()) < 0 && errno != EINTR) say("poll: %s", strerror(errno));
+        if (poll(polls, count, put_off && room ? 0 : wait_ms()) < 0 && errno != EINTR) say("poll: %s", strerror(errno));
         reap(signals);
-        if (port_hung_up(&session.port)) {
+        if (port_host_left(&session.port)) {
             session_end(&session);
             session.port.in_at = session.port.in_end = 0;
         }
         session_receive(&session);
+        put_off = port_room(&session.port) <= PORT_RESERVE;
         port_flush(&session.port);
         streams_turn(&session.streams, &session.port);
+        /* Requests and ends wait for room without a descriptor that would wake us: when there is room again, the next
+         * round comes at once. */
+        put_off = put_off || port_room(&session.port) <= PORT_RESERVE;
         port_flush(&session.port);
         /* After the answer to hello, so that it is not waited for, and before the first command asks for it. */
         if (session.open && !prepared) {

@@ -39,17 +39,34 @@ bool port_open(struct port *port) {
         if (now_ms() > until) return false;
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    port->fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    return port_watch(port, open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC));
+}
+
+bool port_watch(struct port *port, int fd) {
+    port->fd = fd;
     port->epoll = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event wanted = {.events = EPOLLIN | EPOLLOUT | EPOLLHUP | EPOLLET};
     return port->fd >= 0 && port->epoll >= 0 && epoll_ctl(port->epoll, EPOLL_CTL_ADD, port->fd, &wanted) == 0;
 }
 
-bool port_hung_up(struct port *port) {
+bool port_host_left(struct port *port) {
     struct epoll_event happened;
-    bool gone = false;
-    while (epoll_wait(port->epoll, &happened, 1, 0) == 1) gone = (happened.events & EPOLLHUP) != 0;
-    return gone;
+    while (epoll_wait(port->epoll, &happened, 1, 0) == 1) {
+        bool hung_up = (happened.events & EPOLLHUP) != 0;
+        if (hung_up == port->hung_up) continue;
+        port->hung_up = hung_up;
+        port->looks = 0;
+        port->next_look = hung_up ? now_ms() + PORT_LOOK_MS : 0;
+    }
+    if (port->next_look == 0 || now_ms() < port->next_look) return false;
+    port->next_look = now_ms() + PORT_LOOK_MS;
+    if (++port->looks < PORT_LOOKS) return false;
+    port->next_look = 0;
+    return true;
+}
+
+int64_t port_deadline(const struct port *port) {
+    return port->next_look;
 }
 
 bool port_fill(struct port *port) {

@@ -15,17 +15,35 @@
 struct port {
     int fd;
     int epoll; /* edge triggered, because a port without a host reports POLLHUP for as long as it lasts */
+    bool hung_up;      /* what the last edge told */
+    unsigned looks;    /* how often it was found like that since */
+    int64_t next_look; /* now_ms(); 0: nothing to look for */
     uint8_t in[FRAME_MAX];
     size_t in_at, in_end;
     uint8_t out[PORT_OUT_SIZE];
     size_t out_at, out_end;
 };
 
+/* A host counts as gone when this many looks, one after another, found nobody at the other end: 2 s. */
+#define PORT_LOOK_MS 250
+#define PORT_LOOKS 8u
+
 /* Finds the port by its name and opens it. False when there is none after 10 s. */
 bool port_open(struct port *port);
 
-/* What happened to the port since the last call: has the host gone? */
-bool port_hung_up(struct port *port);
+/* Makes `fd` the port, and watches it. False with errno. */
+bool port_watch(struct port *port, int fd);
+
+/* Takes in what happened to the port since the last call. True once each time when the host has gone for good.
+ *
+ * A hang-up alone says nothing about the host that is speaking now. The driver learns of hosts from one queue, in a
+ * kernel thread, and of bytes from another, in the interrupt. So the hello of a new host may be here before the news
+ * that the one before it has left. The news of the new one then follows; it is late only while the thread cannot run,
+ * and as that may be because the whole machine was stopped, looks count and not only the time. */
+bool port_host_left(struct port *port);
+
+/* When port_host_left wants to be called even if nothing happens: now_ms(), 0 for never. */
+int64_t port_deadline(const struct port *port);
 
 /* Reads what is there if the last bytes were used up; false when nothing is. */
 bool port_fill(struct port *port);

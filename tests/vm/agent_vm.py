@@ -92,3 +92,20 @@ async def works_again(guest: AgentClient, within: float = 30.0) -> bool:
             return False
         await asyncio.sleep(0.1)
     return True
+
+
+async def prompt(guest: AgentClient, within: float = 30.0) -> bool:
+    """Whether a command is answered in less than a second, tried again for `within` seconds.
+
+    A stream that blocks the others does so for as long as it lasts; a host that has no time for
+    the guest does so for a while. Only the first makes every try slow.
+    """
+    until = time.monotonic() + within
+    while True:
+        began = time.monotonic()
+        how, out, err = await run(guest, "echo", "ok")
+        assert (how.kind, how.value, out, err) == ("exit", 0, b"ok\n", b"")
+        if time.monotonic() - began < 1:
+            return True
+        if time.monotonic() > until:
+            return False

@@ -13,7 +13,7 @@ import pytest
 from agent.client import AgentClient, ExecRequest
 from tests.conftest import Evidence
 from tests.vm import bare
-from tests.vm.agent_vm import alive, booted, gone, run, shell, works_again
+from tests.vm.agent_vm import alive, booted, gone, prompt, run, shell, works_again
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,38 @@ async def test_lost_client_ends_its_commands(vm: bare.BareVm, guest: AgentClient
         await again.close()
 
 
+async def test_commands_of_a_host_that_stays_away_end_without_it(
+    vm: bare.BareVm, guest: AgentClient
+) -> None:
+    script = b"while :; do cut -d. -f1 /proc/uptime > /tmp/last; sleep 0.1; done"
+    await guest.exec(ExecRequest((b"sh", b"-c", script), {}))
+    await asyncio.sleep(0.5)
+    await guest.close()
+    await asyncio.sleep(8)  # the agent takes a host for gone after 2 s
+    again = await vm.connect()
+    try:
+        _, out = await shell(again, "cut -d. -f1 /proc/uptime /tmp/last")
+        now, last = map(int, out.split())
+        assert now - last >= 3, "seconds since the command was last seen alive"
+    finally:
+        await again.close()
+
+
+@pytest.mark.timeout(180)
+async def test_a_session_outlives_the_news_that_the_host_before_it_has_left(
+    vm: bare.BareVm, guest: AgentClient
+) -> None:
+    # The guest may read hello before it hears that the last host has left: of quick reconnections
+    # about one in three hundred, and every one of those once cost the new session.
+    for _ in range(300):
+        await guest.close()
+        guest = await vm.connect()
+        for _ in range(3):
+            await guest.ping()
+    assert (await run(guest, "echo", "ok"))[1] == b"ok\n"
+    await guest.close()
+
+
 async def test_what_a_command_leaves_running_stays(vm: bare.BareVm, guest: AgentClient) -> None:
     began = time.monotonic()
     # It holds stdout, and writes to it later: neither delays the end nor kills it.
@@ -149,12 +181,8 @@ async def test_slow_reader_of_large_output_blocks_nobody(guest: AgentClient) -> 
     hashes = {"stdout": hashlib.sha256(), "stderr": hashlib.sha256()}
     sizes = {"stdout": 0, "stderr": 0}
     await asyncio.sleep(1)
-    slowest = 0.0
     for _ in range(3):
-        began = time.monotonic()
-        assert (await run(guest, "echo", "ok"))[1] == b"ok\n"
-        slowest = max(slowest, time.monotonic() - began)
-    assert slowest < 1
+        assert await prompt(guest)
     reads = 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with asyncio.timeout(110):
@@ -177,9 +205,7 @@ async def test_reader_that_never_reads_and_leaves_takes_its_command_along(
 ) -> None:
     process = await guest.exec(ExecRequest((b"sh", b"-c", b"yes marked-7006"), {}))
     await asyncio.sleep(1)
-    began = time.monotonic()
-    assert (await run(guest, "echo", "ok"))[1] == b"ok\n"
-    assert time.monotonic() - began < 1
+    assert await prompt(guest)
     await process.abandon()
     assert await gone(guest, "yes marked-7006")
 
