@@ -12,6 +12,8 @@ CHECKS: tuple[Check, ...] = (
     doctor_home.python,
     doctor_home.home_folder,
     doctor_home.watched_folder,
+    doctor_home.config_file,
+    doctor_home.policy_file,
     doctor_home.disk_space,
     doctor_home.memory,
     doctor_home.runtime_folder,

@@ -11,11 +11,16 @@ import platform
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from controller.cli import place
 from controller.cli.doctor_result import Result, State, Subject
+from controller.home import OTHERS_MAY_WRITE
 from reconcilers.layout import Layout
-from specs.errors import BoxError
+from specs.errors import BoxError, InvalidBoxfile
+
+if TYPE_CHECKING:
+    from controller.sources.folder import FolderScan
 
 GIB = 1 << 30
 
@@ -31,7 +36,7 @@ def user(name: str, about: Subject) -> Result:
     uid = os.geteuid()
     if uid == 0:
         return Result(name, "ok", "root")
-    return Result(name, "fail", f"uid {uid}", "run box with sudo; only root is supported so far")
+    return Result(name, "fail", f"uid {uid}", place.BE_ROOT)
 
 
 def new_privileges(name: str, about: Subject) -> Result:
@@ -53,6 +58,8 @@ def python(name: str, about: Subject) -> Result:
 
 
 def home_folder(name: str, about: Subject) -> Result:
+    if about.home_problem is not None:
+        return Result(name, "fail", about.home_problem.message, about.home_problem.fix)
     if about.layout is None:
         return Result(name, "ok", f"{about.home} does not exist yet; box controller makes it")
     from controller.home import check_private_folder
@@ -76,7 +83,59 @@ def watched_folder(name: str, about: Subject) -> Result:
     if found.problems:
         path, why = found.problems[0]
         return Result(name, "warn", f"{path}: {why}", f"look at {about.layout.boxes}")
+    if open_to := _writable_by_others(about.layout.boxes, found):
+        fix = f"whoever writes a Boxfile commands its VM: chown root, chmod go-w {open_to}"
+        return Result(name, "warn", f"others may write to {open_to}", fix)
     return Result(name, "ok", f"{about.layout.boxes}: {len(found.files)} Boxfiles")
+
+
+def _writable_by_others(folder: Path, found: FolderScan) -> str:
+    """The folder or the Boxfiles in it that an ordinary user could change; empty when none."""
+    loose = []
+    for path in (folder, *(folder / file.path for file in found.files.values())):
+        try:
+            facts = path.stat()
+        except OSError:
+            continue  # gone meanwhile
+        if facts.st_mode & OTHERS_MAY_WRITE or facts.st_uid not in (0, os.geteuid()):
+            loose.append(str(path))
+    return " ".join(loose[:5]) + (f" and {len(loose) - 5} more" if len(loose) > 5 else "")
+
+
+def config_file(name: str, about: Subject) -> Result:
+    """Where it has mistakes, the other checks are made with the defaults."""
+    file = about.home / "config.toml"
+    if about.config_problem is not None:
+        return _mistakes(name, file, about.config_problem)
+    set_here = ", ".join(sorted(about.config.model_fields_set))
+    return Result(name, "ok", f"{file}: {set_here or 'nothing is set'}")
+
+
+def policy_file(name: str, about: Subject) -> Result:
+    from controller.ceilingfile import read_ceiling
+
+    file = about.home / "policy.toml"
+    try:
+        ceiling = read_ceiling(file)
+    except NotADirectoryError:
+        return Result(name, "ok", "none yet")
+    if isinstance(ceiling, BoxError):
+        return _mistakes(name, file, ceiling)
+    rules = ", ".join(
+        f"{rule} = {getattr(ceiling, rule)}" for rule in sorted(ceiling.model_fields_set)
+    )
+    return Result(name, "ok", f"{file}: {rules}" if rules else "nothing is forbidden")
+
+
+def _mistakes(name: str, file: Path, problem: BoxError) -> Result:
+    if isinstance(problem, InvalidBoxfile) and problem.problems:
+        first = problem.problems[0]
+        place = f"{file}:{first.line}:{first.column}"
+        field = f"{first.field}: " if first.field else ""
+        count = len(problem.problems)
+        rest = f" (and {count - 1} more)" if count > 1 else ""
+        return Result(name, "fail", f"{place}: {field}{first.message}{rest}", first.fix)
+    return Result(name, "fail", f"{file}: {problem.message}", problem.fix or f"look at {file}")
 
 
 def disk_space(name: str, about: Subject) -> Result:
@@ -108,7 +167,8 @@ def runtime_folder(name: str, about: Subject) -> Result:
     nearest = RUNTIME_ROOT if RUNTIME_ROOT.exists() else RUNTIME_ROOT.parent
     if os.access(nearest, os.W_OK):
         return Result(name, "ok", f"{nearest} is writable")
-    return Result(name, "fail", f"{nearest} is not writable", f"mount a tmpfs on {nearest}")
+    fix = f"mount a tmpfs on {nearest}" if os.geteuid() == 0 else place.BE_ROOT
+    return Result(name, "fail", f"{nearest} is not writable", fix)
 
 
 def socket_paths(name: str, about: Subject) -> Result:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from controller.cli import place
+from controller.files import read_bounded
 from reconcilers.layout import Layout
 from specs.config import Config, parse_config
+from specs.document import SIZE_MAX
+from specs.errors import BoxError, HostError
 
 State = Literal["ok", "warn", "fail"]
 SETUP = "./dev setup"
@@ -27,11 +31,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined: the home, which may not exist yet, and its settings."""
+    """What is examined: the home, which may not exist yet, and its settings.
+
+    What cannot be read is an empty value and a problem, so that every other check is still made.
+    """
 
     home: Path
     layout: Layout | None
     config: Config
+    home_problem: BoxError | None = None
+    config_problem: BoxError | None = None
 
     @property
     def kernels(self) -> Path:
@@ -42,8 +51,27 @@ Check = Callable[[str, Subject], Result]
 
 
 def subject() -> Subject:
-    """Raises InvalidBoxfile for a config.toml with mistakes, HostError for a garbled home."""
+    """Never raises for what is found in the home."""
     home = place.home()
+    layout, config = None, Config()
+    home_problem: BoxError | None = None
+    config_problem: BoxError | None = None
+    try:
+        layout = place.existing()
+    except (BoxError, OSError) as problem:
+        home_problem = _explained(problem, home)
     file = home / "config.toml"
-    config = parse_config(file.read_bytes(), str(file)) if file.is_file() else Config()
-    return Subject(home, place.existing(), config)
+    try:
+        config = parse_config(read_bounded(file, SIZE_MAX), str(file))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (BoxError, OSError) as problem:
+        config_problem = _explained(problem, file)
+    return Subject(home, layout, config, home_problem, config_problem)
+
+
+def _explained(problem: BoxError | OSError, path: Path) -> BoxError:
+    if isinstance(problem, BoxError):
+        return problem
+    fix = f"ls -ld {path}" if os.geteuid() == 0 else place.BE_ROOT
+    return HostError(f"{path}: {problem.strerror or problem}", fix=fix)

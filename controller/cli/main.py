@@ -78,6 +78,10 @@ def _explain(problem: Exception, is_exec: bool) -> int:
             "  fix: run it again with BOX_TRACEBACK=1 and report what that prints"
         )
         status = 1
+    denied = isinstance(problem, PermissionError) or isinstance(problem.__cause__, PermissionError)
+    if denied and os.geteuid() != 0:
+        text = text.partition("\n  fix: ")[0]
+        text += "\n  fix: run box with sudo; only root is supported so far"
     if is_exec and not isinstance(problem, UsageError):
         status = BOX_FAILED
     print(f"box: {visible_lines(text)}", file=sys.stderr)

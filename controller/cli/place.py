@@ -14,6 +14,7 @@ from reconcilers.layout import Layout
 from specs.errors import NoSandbox, NotUp, UsageError
 
 START = "box controller"
+BE_ROOT = "run box with sudo; only root is supported so far"
 
 
 def home() -> Path:

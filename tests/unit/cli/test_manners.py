@@ -17,7 +17,20 @@ from pathlib import Path
 import pytest
 
 from controller.cli.parser import build
-from tests.unit.cli.support import ARGV, box, environment, text
+from controller.home import ensure_home
+from tests.unit.cli.support import ARGV, BARE, box, environment, text
+
+AS_NOBODY = """
+import os, sys
+import controller.cli.parser  # while its files can be read
+import controller.cli.doctor, controller.cli.get, controller.home
+from controller.cli.main import main
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.argv = ["box", sys.argv[1]]
+sys.exit(main())
+"""
 
 VERBS = [
     "controller",
@@ -254,12 +267,53 @@ def test_doctor_sees_no_new_privileges(tmp_path: Path) -> None:
     assert "NoNewPrivs is set" in checks["new privileges"]["found"]
 
 
-def test_doctor_reports_a_config_with_mistakes(tmp_path: Path) -> None:
+def checks_of(home: Path) -> dict[str, dict[str, str]]:
+    done = box(home, "doctor", "-o", "json")
+    return {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+
+
+def test_doctor_reports_mistakes_in_settings_beside_all_other_checks(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text("qeum = 1\n")
-    done = box(home, "doctor")
-    assert (done.returncode, "config.toml:1" in text(done)) == (2, True)
+    (home / "policy.toml").write_text("max_cpus = 2\nmax_ram = 3\n")
+    found = checks_of(home)
+    assert found["config file"]["state"] == found["policy file"]["state"] == "fail"
+    assert f"{home}/config.toml:1:1: qeum" in found["config file"]["found"]
+    assert found["config file"]["fix"] == "did you mean qemu?"
+    assert f"{home}/policy.toml:2:1: max_ram" in found["policy file"]["found"]
+    assert found["qemu"]["found"]
+    (home / "policy.toml").write_text("max_cpus = 2\n")
+    assert checks_of(home)["policy file"]["found"].endswith("policy.toml: max_cpus = 2")
+
+
+@pytest.mark.needs_root
+def test_doctor_warns_of_boxfiles_that_others_may_write(tmp_path: Path) -> None:
+    layout = ensure_home(tmp_path / "home")
+    file = layout.boxes / "fern.yaml"
+    file.write_text("cpus: 1\n")
+    file.chmod(0o644)
+    assert checks_of(layout.home)["watched folder"]["state"] == "ok"
+    file.chmod(0o664)
+    assert checks_of(layout.home)["watched folder"]["state"] == "warn"
+    file.chmod(0o600)
+    os.chown(file, 1000, 0)
+    found = checks_of(layout.home)["watched folder"]
+    assert (found["state"], str(file) in found["found"]) == ("warn", True)
+    layout.runtime.rmdir()
+
+
+@pytest.mark.needs_root
+def test_an_ordinary_user_is_told_that_root_is_needed(tmp_path: Path) -> None:
+    layout = ensure_home(tmp_path / "home")
+    for verb in ("doctor", "get"):
+        done = subprocess.run(
+            [BARE, "-c", AS_NOBODY, verb], capture_output=True,
+            env=environment(layout.home, PYTHONPATH=":".join(sys.path)), timeout=30,
+        )  # fmt: skip
+        assert "only root is supported so far" in text(done), verb
+        assert done.returncode == 1
+    layout.runtime.rmdir()
 
 
 def test_schema_is_the_parsers_own(tmp_path: Path) -> None:
