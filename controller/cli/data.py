@@ -14,6 +14,7 @@ from reconcilers.layout import Layout
 from specs.errors import BoxError, InvalidBoxfile, Problem
 
 MIB = 1 << 20
+ERASED = "its /data is erased in 60 s"
 
 
 def refuse_shrinking(layout: Layout | None, boxes: Iterable[Given]) -> None:
@@ -64,6 +65,6 @@ def fate(layout: Layout, name: str, erase: bool) -> str:
     ceiling = read_ceiling(layout.policy)
     asked = erase or (spec is not None and spec.data.on_delete is OnDelete.erase)
     if asked and isinstance(ceiling, Ceiling) and ceiling.allow_erase:
-        return "; its /data is erased in 60 s"
+        return f"; {ERASED}"
     kept = f"; its /data will be in {layout.set_aside}/{name}-TIME"
     return f"{kept}, since policy.toml does not let it be erased" if asked else kept

@@ -28,7 +28,7 @@ def fix_for(layout: Layout, name: str, wrong: Condition) -> str:
         case "EmulationRefused":
             return "box doctor says what this host lacks for hardware virtualization"
         case "DiskShrinkRefused":
-            return "write the size the disk has, or more: a disk only grows"
+            return "write the size the disk has, or more, as data.size_mib"
         case "DiskLost":
             return f"look into {layout.set_aside}, or box delete {name} to begin with a new disk"
         case "LayerFailed" | "LayerMissing":

@@ -49,7 +49,7 @@ class View:
 
     def deciding(self) -> Condition | None:
         """The condition that says best how it is: one that is wrong, else Ready."""
-        for kind in ("Valid", "Confined"):
+        for kind in ("Valid", "Confined", "DataReady"):
             found = self.condition(kind)
             if found is not None and str(found.status) == "False":
                 return found

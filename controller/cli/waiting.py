@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from controller.cli import output
+from controller.cli.data import ERASED, fate
 from controller.cli.fixes import fix_for
 from controller.cli.place import controller_runs, needed, not_running
 from controller.cli.view import View, folder_scan, view
@@ -26,6 +27,8 @@ HOPELESS_ISOLATION = ("EmulationRefused", "KvmNotUsable")
 UP_CHECK_SECONDS = 2.0
 # A refusal may be of the text before this one, and a layer may be missing only until it is mended.
 SETTLE_SECONDS = 2.0
+# Whoever waits longer than this is told for what.
+PROGRESS_SECONDS = 3.0
 
 Check = Callable[[Layout, str], str | None]
 """None once it holds, else what is in the way now, for the message of a timeout."""
@@ -60,6 +63,7 @@ def until(layout: Layout, names: Iterable[str], check: Check, timeout: float) ->
     started = time.monotonic()
     seen_up = False
     next_look = started
+    told = ""
     for name in names:
         while (obstacle := check(layout, name)) is not None or (check is not gone and not seen_up):
             now = time.monotonic()
@@ -70,6 +74,9 @@ def until(layout: Layout, names: Iterable[str], check: Check, timeout: float) ->
                     raise not_running(layout)
                 if seen_up and obstacle is None:
                     continue
+            if obstacle not in (None, told) and now - started >= PROGRESS_SECONDS:
+                told = obstacle or ""
+                output.note(f"{name}: waiting: {told}")
             if obstacle is not None and now - started >= timeout:
                 raise TimedOut(
                     f"not within {output.span(timeout)}: {obstacle}",
@@ -172,6 +179,8 @@ def gone(layout: Layout, name: str) -> str | None:
         return f"its Boxfile is still there: {output.safe(found.file)}"
     if found.record is not None and found.record.held:
         return "its removal is held back: box prune shows why"
+    if fate(layout, name, False).endswith(ERASED):
+        return "its /data is erased 60 s after its Boxfile went"
     return "the controller is not done yet"
 
 

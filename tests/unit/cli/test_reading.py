@@ -15,8 +15,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from controller.socketfile import bind
-from controller.store import Store
+from controller.store import Record, Store
+from reconcilers import disk
 from reconcilers.layout import Layout
+from specs.boxfile import Boxfile, Data, OnDelete
 from specs.drift import Drift, Event
 from specs.report import Failure
 from tests.unit.cli.settled import SINCE, condition, settle
@@ -328,6 +330,23 @@ def test_wait_for_deletion(layout: Layout) -> None:
     Store(layout).remove("fern")
     assert child.wait(10) == 0
     listener.close()
+
+
+def test_waiting_for_data_to_be_erased_says_so(layout: Layout) -> None:
+    settle(layout)
+    (layout.boxes / "fern.box.yaml").unlink()
+    spec = Boxfile(name="fern", data=Data(on_delete=OnDelete.erase))
+    Store(layout).save(Record(name="fern", spec=spec))
+    disk.create(layout.disks("fern"), 16)
+    status, shown = wait(layout, "fern", "--for", "deleted", timeout="4s")
+    assert status == 1
+    assert "box: fern: waiting: its /data is erased 60 s after its Boxfile went\n" in shown
+
+
+def test_get_gives_a_disk_that_is_not_as_declared_as_the_reason(layout: Layout) -> None:
+    refused = condition("DataReady", "False", "DiskShrinkRefused", "it has more")
+    settle(layout, conditions=(condition("Ready", "True", "GuestReady"), refused))
+    assert cells(layout)["REASON"] == "DiskShrinkRefused"
 
 
 @pytest.mark.parametrize("condition", ["Redy", "Ready=Maybe", ""])
