@@ -9,7 +9,8 @@ from reconcilers.confinement.launch import ORDER
 from reconcilers.confinement.layers import LAYERS
 from reconcilers.confinement.preflight import launching_side
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "confinement.md").read_text()
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "confinement.md").read_text()
 
 
 def test_page_quotes_the_order_of_the_launcher() -> None:
@@ -26,6 +27,14 @@ def test_page_has_a_row_per_layer_with_the_same_words() -> None:
     ]
     wanted = [(f"`{each.name}`", each.stops, each.when, each.mend) for each in LAYERS]
     assert [row[:4] for row in rows] == wanted
+
+
+def test_page_names_every_reading_that_is_of_no_layer() -> None:
+    sources = (ROOT / "reconcilers" / "observe.py", ROOT / "controller" / "operations.py")
+    made = re.compile(r'Reading\(\s*(?:layer=)?"(\w+)"')
+    others = {name for path in sources for name in made.findall(path.read_text())}
+    section = PAGE.split("## The layers", 1)[1].split("\n## ", 1)[0]
+    assert set(re.findall(r"^\| \*(\w+)\* \|", section, re.MULTILINE)) == others
 
 
 def test_launching_side_names_what_it_lacks() -> None:
