@@ -16,6 +16,7 @@ from specs.boxfile import Boxfile
 from specs.document import SIZE_MAX
 from specs.errors import HostError, InvalidBoxfile, Problem, UsageError
 from specs.parse import name_from_filename, parse_boxfile
+from specs.text import visible
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,11 @@ def given(arguments: Iterable[str]) -> list[Given]:
     """The Boxfiles behind every -f. Raises InvalidBoxfile with every mistake, UsageError."""
     found: list[Given] = []
     problems: list[Problem] = []
-    for where, data, expected in _texts(arguments):
+    for one in _texts(arguments):
+        if isinstance(one, Problem):
+            problems.append(one)
+            continue
+        where, data, expected = one
         parsed = parse_boxfile(data, file=where, expected_name=expected)
         problems += parsed.problems
         if parsed.box is not None:
@@ -57,7 +62,11 @@ def _refuse_twins(found: list[Given]) -> None:
         seen[one.box.name] = one.where
 
 
-def _texts(arguments: Iterable[str]) -> Iterator[tuple[str, bytes, str | None]]:
+Text = tuple[str, bytes, str | None]
+"""Where a Boxfile stands, its bytes, and the name that its file name stands for."""
+
+
+def _texts(arguments: Iterable[str]) -> Iterator[Text | Problem]:
     for argument in arguments:
         path = Path(argument)
         if argument == "-":
@@ -88,18 +97,19 @@ def _bounded(descriptor: int, where: str) -> bytes:
     return b"".join(pieces)
 
 
-def _folder(path: Path) -> Iterator[tuple[str, bytes, str | None]]:
+def _folder(path: Path) -> Iterator[Text | Problem]:
     """A folder is read as the watched one would be."""
     from controller.sources.folder import FolderMissing, ScanCache, scan
 
     scanned = scan(path, ScanCache())
     if isinstance(scanned, FolderMissing):
         raise HostError(scanned.reason)
-    for twins in scanned.twins.values():
-        raise UsageError(f"{' and '.join(twins)} declare the same sandbox", where=str(path))
+    for first, *others in scanned.twins.values():
+        message = f"{' and '.join(others)} declares the same sandbox"
+        yield Problem(str(path / first), 1, 1, "", message, "keep one of them")
     for bad, why in scanned.problems:
-        raise UsageError(why, where=str(path / bad))
-    if not scanned.files:
+        yield Problem(visible(str(path / bad), 300), 1, 1, "", visible(why, 400))
+    if not scanned.files and not scanned.problems:
         raise UsageError(
             "no Boxfile in this folder", where=str(path), fix="box new NAME writes one"
         )
