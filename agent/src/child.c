@@ -6,7 +6,6 @@
 #include <linux/sched.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +15,7 @@
 
 #include "accounts.h"
 #include "base.h"
+#include "failure.h"
 #include "fileops.h"
 
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -24,16 +24,6 @@
 #define ARGUMENTS_AT_DEFAULT_STACK (3u << 19)
 #define LARGE_STACK (32u << 20)
 #define ADDED_MAX 5u
-
-void child_fail(enum exit_kind kind, int error, const char *format, ...) {
-    struct child_failure failure = {.kind = (uint32_t)kind, .error = (uint32_t)error};
-    va_list arguments;
-    va_start(arguments, format);
-    (void)vsnprintf(failure.text, sizeof failure.text, format, arguments);
-    va_end(arguments);
-    (void)write_all(CHILD_STATUS_FD, &failure, sizeof failure);
-    _exit(127);
-}
 
 /* A file of the workload's, read without trusting what it is. Empty when it cannot be read. */
 static size_t read_accounts(const char *path, char *to) {

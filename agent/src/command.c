@@ -11,6 +11,7 @@
 
 #include "base.h"
 #include "cgroups.h"
+#include "child.h"
 #include "spawn.h"
 
 void command_clear(struct command *command) {

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "child.h"
+#include "failure.h"
 #include "request.h"
 #include "view.h"
 

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base.h"
-#include "child.h"
+#include "failure.h"
 #include "disks.h"
 
 #define CHUNK 65536u
