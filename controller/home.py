@@ -100,7 +100,11 @@ def check_private_folder(path: Path, *, link_allowed: bool = True) -> None:
         raise files.read_error(path, error) from error
     where = str(path)
     if not stat.S_ISDIR(facts.st_mode):
-        raise HostError("not a folder", where=where, fix=f"move it away: mv {path} {path}.old")
+        raise HostError(
+            "not a folder",
+            where=where,
+            fix="set BOX_HOME to a folder of your own, or move what stands here away",
+        )
     if facts.st_uid != os.geteuid():
         raise HostError(
             f"belongs to user id {facts.st_uid}, not to us ({os.geteuid()})",

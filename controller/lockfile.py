@@ -83,6 +83,21 @@ class ControllerLock:
         self._folder = descriptor
         self._folder_identity = identity
 
+    def keep(self, path: Path) -> None:
+        """Lock `path` anew when its file was removed or replaced since. Raises AlreadyRunning when
+        another controller has taken the place meanwhile.
+        """
+        ours = os.fstat(self._home)
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            found = None
+        if found is not None and (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
+            return
+        fresh = ControllerLock.acquire(path)
+        self._home, fresh._home = fresh._home, self._home
+        fresh.release()
+
     def release(self) -> None:
         for descriptor in (self._folder, self._home):
             if descriptor is not None and descriptor >= 0:

@@ -20,7 +20,7 @@ from controller import backoff
 from controller.api import ApiServer
 from controller.inventory import Inventory
 from controller.judge import not_as_declared
-from controller.lockfile import ControllerLock
+from controller.lockfile import AlreadyRunning, ControllerLock
 from controller.operations import Operations
 from controller.sources.watch import FolderWatch
 from controller.store import Store
@@ -59,6 +59,7 @@ class Controller:
             host, self.store, self.inventory, self._watch_exit, self.upkeep.marked_as
         )
         self._hint = asyncio.Event()
+        self._displaced = False
         self._watched: dict[int, tuple[str, int]] = {}
 
     # -- wake-ups
@@ -112,6 +113,7 @@ class Controller:
 
     def rescan(self) -> None:
         """Read the folder and the host's processes again; put whatever changed into the queue."""
+        self._lock.keep(self._layout.lock)
         self._lock.lock_folder(self._layout.boxes)
         try:
             changed = self.inventory.refresh()
@@ -150,7 +152,7 @@ class Controller:
             if entry.attempts:
                 self.queue.add(name)
 
-    async def watch_folder(self, server: ApiServer) -> None:
+    async def watch_folder(self, server: ApiServer, stopping: asyncio.Event) -> None:
         """Scan on every hint and at least every RESCAN_SECONDS."""
         loop = asyncio.get_running_loop()
 
@@ -167,8 +169,14 @@ class Controller:
                 self._hint.clear()
                 await asyncio.to_thread(watch.refresh)  # walks a folder that was replaced
                 try:
-                    await server.keep()
                     self.rescan()
+                    await server.keep()
+                except AlreadyRunning as error:
+                    # Our lock was removed and another controller took the place: two would undo
+                    # each other's work for ever.
+                    log.error("%s", error)
+                    self._displaced = True
+                    stopping.set()
                 except (BoxError, OSError) as error:
                     log.error("%s", error)
                 except Exception:
@@ -209,13 +217,13 @@ class Controller:
         server = ApiServer(service, self._layout.socket)
         await server.start()
         tasks = [asyncio.create_task(self.work()) for _ in range(WORKERS)]
-        tasks.append(asyncio.create_task(self.watch_folder(server)))
+        tasks.append(asyncio.create_task(self.watch_folder(server, stopping)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.look_again)
         log.info("watching %s", self._layout.boxes)
         await stopping.wait()
         await server.close()
         await self._end(tasks)
-        return 0
+        return int(self._displaced)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         for task in tasks:

@@ -109,10 +109,6 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
-def setns(descriptor: int, kind: int) -> None:
-    _check(_libc.setns(descriptor, kind), "setns")
-
-
 def sethostname(name: str) -> None:
     _check(_libc.sethostname(name.encode(), len(name.encode())), "sethostname")
 

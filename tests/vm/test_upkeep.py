@@ -105,3 +105,29 @@ def test_a_removed_socket_is_made_again(home: Home) -> None:
     until(lambda: (home.path / "box.sock").exists(), 20, "the socket is back")
     assert home.answers()
     assert (home.path / "box.sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_controller_whose_lock_was_taken_away_steps_down_for_the_next(home: Home) -> None:
+    first = home.controller
+    assert first is not None
+    away = home.path / "away"
+    (home.path / "controller.lock").unlink()
+    home.boxes.rename(away)  # its own lock would keep the second one out
+    home.boxes.mkdir()
+    (home.path / "box.sock").unlink()
+    second = Home(home.path)
+    second.start()
+    try:
+        home.look_again()
+        assert first.wait(30) == 1
+    finally:
+        second.stop()
+        home.controller = None
+    assert "already runs" in home.log()
+
+
+def test_a_removed_lock_is_taken_again(home: Home) -> None:
+    (home.path / "controller.lock").unlink()
+    home.look_again()
+    until(lambda: (home.path / "controller.lock").exists(), 20, "the lock is back")
+    assert home.box("controller", check=False, timeout=20).returncode != 0
