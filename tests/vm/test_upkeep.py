@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -111,13 +112,15 @@ def test_a_controller_whose_lock_was_taken_away_steps_down_for_the_next(home: Ho
     first = home.controller
     assert first is not None
     away = home.path / "away"
+    first.send_signal(signal.SIGSTOP)  # else it would notice and take the lock again at once
     (home.path / "controller.lock").unlink()
     home.boxes.rename(away)  # its own lock would keep the second one out
     home.boxes.mkdir()
     (home.path / "box.sock").unlink()
     second = Home(home.path)
-    second.start()
     try:
+        second.start()
+        first.send_signal(signal.SIGCONT)
         home.look_again()
         assert first.wait(30) == 1
     finally:
