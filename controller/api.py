@@ -50,7 +50,8 @@ Handler = Callable[[Service, Request, str], Awaitable[Reply]]
 
 
 async def _version(service: Service, request: Request, name: str) -> Reply:
-    return Reply({"api": "v1", **service.version()})
+    facts = service.version()
+    return Reply({"api": "v1", **facts, "pid": int(facts["pid"])})
 
 
 async def _list(service: Service, request: Request, name: str) -> Reply:

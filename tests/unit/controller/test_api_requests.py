@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -55,6 +56,7 @@ async def ask(
 async def test_version_and_list_and_one(api: tuple[HostService, Path]) -> None:
     _, path = api
     status, body = await ask(path, "GET", "/v1/version")
+    assert body["pid"] == os.getpid()
     assert (status, body["api"], body["instance"]) == (200, "v1", "0123456789ab")
     status, body = await ask(path, "GET", "/v1/sandboxes")
     assert [one["name"] for one in body["sandboxes"]] == ["agent", "down"]
