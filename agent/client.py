@@ -27,6 +27,8 @@ __all__ = ["AgentClient", "ExecRequest", "Exit", "GuestError", "Hello", "Output"
 
 SEND_SECONDS = 30.0
 REPLY_SECONDS = 10.0
+# Growing a file system writes to it, and an emulated guest is slow.
+RESIZE_SECONDS = 60.0
 UNANSWERED_MAX = 64
 _REPLY_WORDS = {1: "malformed", 2: "refused", 3: "failed"}
 
@@ -122,10 +124,17 @@ class AgentClient:
         """Grow /data to its disk; the size of its file system in bytes. Raises GuestError.
 
         `want`: the disk's new size in bytes, waited for up to 2 s, since the guest's kernel learns
-        of it a moment after the host has changed it.
+        of it a moment after the host has changed it. Raises ChannelError for a guest that does not
+        say within RESIZE_SECONDS how it went.
         """
         process = await self._start(Kind.RESIZE, struct.pack(">Q", want))
-        how, output, _ = await process.collect(64)
+        try:
+            async with asyncio.timeout(RESIZE_SECONDS):
+                how, output, _ = await process.collect(64)
+        except TimeoutError:
+            raise ChannelError(
+                f"the guest's agent did not answer resize within {RESIZE_SECONDS:g} s"
+            ) from None
         _check(how, "cannot grow /data")
         if not output.isdigit() or len(output) > 19:
             raise ProtocolError("the guest sent no number for the size of /data")

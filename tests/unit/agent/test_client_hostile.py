@@ -274,6 +274,19 @@ async def test_unanswered_questions_fail_in_time_and_are_bounded(pair: Pair) -> 
     assert client.closed.is_set()
 
 
+async def test_resize_that_is_never_answered_ends_in_time(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A pass waits for it, and with the pass everything that is to happen to its sandbox.
+    monkeypatch.setattr("agent.client.RESIZE_SECONDS", 0.2, raising=False)
+    client = await pair.connected()
+    async with asyncio.timeout(5):
+        with pytest.raises(ChannelError, match="did not answer resize"):
+            await client.resize_data(1 << 30)
+    assert not client.closed.is_set()
+    await client.close()
+
+
 async def test_late_answer_to_a_question_given_up_is_no_lie(pair: Pair) -> None:
     client = await pair.connected()
     with pytest.raises(ChannelError):
