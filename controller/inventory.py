@@ -53,7 +53,10 @@ class Inventory:
                 self._store.set_aside(record)
                 garbled.append(record)
             else:
-                self.entries[name] = Entry(record)
+                # One that was being removed is not started again; its file may still come back.
+                leaving = record.vanished_at is not None and not record.held
+                since = time.monotonic() if leaving else None
+                self.entries[name] = Entry(record, removing=leaving, gone_since=since)
         return garbled
 
     def held(self) -> dict[str, str]:

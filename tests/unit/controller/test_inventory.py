@@ -206,6 +206,26 @@ def test_a_removed_file_lets_its_sandbox_go(layout: Layout, inventory: Inventory
     assert entry.record.vanished_at is None
 
 
+def test_a_removal_under_way_goes_on_after_a_restart_unless_the_file_is_back(
+    layout: Layout, inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ash", "elm", "fir", "oak", "yew"):
+        put(layout, f"{name}.yaml", "state: stopped\n")
+    inventory.refresh()
+    for name in ("elm", "oak"):
+        (layout.boxes / f"{name}.yaml").unlink()
+    inventory.refresh()
+    put(layout, "oak.yaml", "state: stopped\n")
+    monkeypatch.setattr(prune, "SETTLE_SECONDS", 60.0)  # the first scan decides nothing
+    restarted = Inventory(layout, Store(layout))
+    restarted.load()
+    restarted.refresh()
+    elm, oak = restarted.entries["elm"], restarted.entries["oak"]
+    assert elm.removing and elm.box is None
+    assert elm.gone_since is not None and time.monotonic() - elm.gone_since < 30
+    assert not oak.removing and oak.record.vanished_at is None
+
+
 def test_a_missing_folder_removes_nothing(layout: Layout, inventory: Inventory) -> None:
     put(layout, "oak.yaml", "cpus: 1\n")
     inventory.refresh()
