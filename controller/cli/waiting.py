@@ -28,7 +28,7 @@ UP_CHECK_SECONDS = 2.0
 # A refusal may be of the text before this one, and a layer may be missing only until it is mended.
 SETTLE_SECONDS = 2.0
 # Whoever waits longer than this is told for what.
-PROGRESS_SECONDS = 3.0
+PROGRESS_SECONDS = 5.0
 
 Check = Callable[[Layout, str], str | None]
 """None once it holds, else what is in the way now, for the message of a timeout."""
@@ -112,7 +112,7 @@ def _condition(text: str) -> Check:
         if one is None:
             return f"{wanted} has not been judged yet"
         if str(one.status) != wanted_status or not _judged_now(found, one.generation):
-            return f"{wanted} is {one.status}: {one.reason}, {output.safe(one.message)}"
+            return f"{wanted} is {one.status}: " + _words(one, ", ")
         return None
 
     return check
@@ -146,7 +146,7 @@ class AsDeclared:
         stopped = stopped and str(found.record.spec.state) == "stopped"  # type: ignore[union-attr]
         if str(ready.status) == "True" or (stopped and str(ready.reason) == "Stopped"):
             return None
-        return f"{ready.reason}: {output.safe(ready.message)}"
+        return _words(ready, ": ")
 
     def _wrong(self, layout: Layout, found: View) -> str | None:
         """What stands against it, once it has stood for a while: it may be about to be mended."""
@@ -167,6 +167,11 @@ def _hopeless(layout: Layout, name: str, why: Condition) -> Hopeless:
     between = "\n  " if "\n" in lines else " "
     message = f"{why.reason}:{between}" + lines.replace("\n", "\n  ")
     return Hopeless(message, where=name, fix=fix_for(layout, name, why))
+
+
+def _words(one: Condition, between: str) -> str:
+    message = output.safe(one.message)
+    return f"{one.reason}{between}{message}" if message else str(one.reason)
 
 
 def gone(layout: Layout, name: str) -> str | None:

@@ -338,7 +338,7 @@ def test_waiting_for_data_to_be_erased_says_so(layout: Layout) -> None:
     spec = Boxfile(name="fern", data=Data(on_delete=OnDelete.erase))
     Store(layout).save(Record(name="fern", spec=spec))
     disk.create(layout.disks("fern"), 16)
-    status, shown = wait(layout, "fern", "--for", "deleted", timeout="4s")
+    status, shown = wait(layout, "fern", "--for", "deleted", timeout="6s")
     assert status == 1
     assert "box: fern: waiting: its /data is erased 60 s after its Boxfile went\n" in shown
 
