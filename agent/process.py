@@ -104,6 +104,12 @@ class Process:
             with contextlib.suppress(ChannelError):
                 await self._send(encode(ToGuest.KILL, self._stream, bytes((_SIGKILL, _ABANDON))))
 
+    async def overdue(self) -> None:
+        """Call it timed out when the guest, whose task that is, has not ended it in time."""
+        if self._exit is None:
+            await self.abandon()
+            self.ended(Exit("timeout", 0, "the guest did not end it in time"))
+
     async def wait(self) -> Exit:
         """The way the command ended. Its output has to be read, or abandoned, for it to end.
 

@@ -56,7 +56,12 @@ class Controller:
         self.queue = WorkQueue()
         self.upkeep = Upkeep(host, self.store, self.inventory, self.queue.add)
         self.worker = Worker(
-            host, self.store, self.inventory, self._watch_exit, self.upkeep.marked_as
+            host,
+            self.store,
+            self.inventory,
+            self._watch_exit,
+            self.upkeep.marked_as,
+            self.queue.add,
         )
         self._hint = asyncio.Event()
         self._displaced = False

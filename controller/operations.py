@@ -31,6 +31,17 @@ from specs.reading import Reading
 from specs.report import Report
 
 DISTRIBUTION = "box-controller"
+# What a guest has, beyond its time limit, to end a command and say so.
+OVERDUE_SECONDS = 5.0
+
+
+async def _end_overdue(process: Process, seconds: float) -> None:
+    """The guest keeps the time limit; a guest that does not must not keep a client waiting."""
+    try:
+        async with asyncio.timeout(seconds):
+            await process.wait()
+    except TimeoutError:
+        await process.overdue()
 
 
 def installed_version() -> str:
@@ -88,7 +99,10 @@ class Operations:
             ours = {k.encode(): v.encode() for k, v in box.env.items()}
             timeout = request.timeout_ms or box.timeout_seconds * 1000
             request = replace(request, env={**ours, **request.env}, timeout_ms=timeout)
-        return await client.exec(request)
+        process = await client.exec(request)
+        if request.timeout_ms:
+            live.keep(_end_overdue(process, request.timeout_ms / 1000 + OVERDUE_SECONDS))
+        return process
 
     async def apply(self, name: str, data: bytes, if_match: str | None) -> Applied:
         parsed = parse_boxfile(data, file=f"{name}.box.yaml", expected_name=name)

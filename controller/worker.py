@@ -6,6 +6,7 @@ and when to try again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
@@ -29,10 +30,13 @@ from specs.boxfile import Boxfile
 from specs.conditions import merge
 from specs.errors import BoxError, CommandError, ConfinementError, HostError, KernelMismatch
 from specs.report import Failure
+from specs.text import visible
 
 log = logging.getLogger("box")
 
 ROUNDS = 4
+# How soon a change is seen while a guest is being waited for.
+CHANGE_SECONDS = 0.5
 RUNNING_EVERY, STOPPED_EVERY = 30.0, 600.0
 
 
@@ -53,12 +57,14 @@ class Worker:
         inventory: Inventory,
         watch: Callable[[str, int], None],
         marked: Callable[[str], Set[int]],
+        wake: Callable[[str], None],
     ) -> None:
         self._host = host
         self._store = store
         self._inventory = inventory
         self._watch = watch
         self._marked = marked
+        self._wake = wake
 
     async def run(self, name: str) -> Again:
         """One pass. Never raises for anything the host, the guest or the Boxfile did."""
@@ -90,13 +96,16 @@ class Worker:
 
     async def _converge(self, name: str, entry: Entry) -> tuple[Observed, Plan]:
         created: list[Step] = []
+        silent = entry.silent
         for _ in range(ROUNDS):
             removing, box = entry.removing, wanted(entry)
-            actor = Actor(self._host, name, box, entry.choice, entry.live, self._watch)
+            actor = self._actor(name, entry, box)
             actor.adopt()
             entry.live = actor.live
             observed = await self._observe(name, entry, box)
             await self._note_exit(entry, observed)
+            if self._fell_silent(entry, observed):
+                entry.silent = silent + 1  # once a pass, however often it was tried
             todo = plan(await desired(entry, box, self._host, self._inventory), observed)
             if not todo.steps:
                 if not created:
@@ -104,7 +113,7 @@ class Worker:
                 return observed, todo
             self._note_drift(entry, todo.steps)
             self._report(entry, observed, todo)  # a boot takes seconds: say what is going on
-            actor = Actor(self._host, name, box, entry.choice, entry.live, self._watch)
+            actor = self._actor(name, entry, box)
             try:
                 await self._act(entry, actor, todo.steps, created, removing)
             finally:
@@ -123,7 +132,8 @@ class Worker:
             if entry.removing is not removing:
                 return  # its Boxfile came back, or went, while a guest was shut down: plan anew
             try:
-                await actor.act(step)
+                if not await self._unless_changed(entry, actor, step):
+                    return
             except (BoxError, OSError) as error:
                 entry.failure = _failure(step, error)
                 entry.failure_layer = error.layer if isinstance(error, ConfinementError) else ""
@@ -136,6 +146,28 @@ class Worker:
                 entry.kernel_differs = ""
             created.append(step)
             self._recorded(entry, step, actor)
+
+    async def _unless_changed(self, entry: Entry, actor: Actor, step: Step) -> bool:
+        """Do the step; False when what is wanted changed while a guest was being waited for.
+
+        A guest may take its time, up to BOOT_TIMEOUT; its deletion must not.
+        """
+        if not isinstance(step, steps.ConnectGuest | steps.ResizeData):
+            await actor.act(step)
+            return True
+        before = (entry.removing, entry.record.generation)
+        task = asyncio.ensure_future(actor.act(step))
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=CHANGE_SECONDS)
+                if not task.done() and (entry.removing, entry.record.generation) != before:
+                    return False
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        task.result()
+        return True
 
     async def _undo(self, actor: Actor, created: list[Step]) -> None:
         """Take back what this pass made, last first; never a disk that a VM has opened."""
@@ -169,6 +201,18 @@ class Worker:
         for note in actor.notes:
             self._inventory.event(entry, "kept", note)
         actor.notes.clear()
+
+    def _actor(self, name: str, entry: Entry, box: Boxfile | None) -> Actor:
+        return Actor(self._host, name, box, entry.choice, entry.live, self._watch, self._wake)
+
+    def _fell_silent(self, entry: Entry, observed: Observed) -> bool:
+        """Whether a guest that was connected did not answer, and nothing outside explains it."""
+        live, vmm = entry.live, observed.vmm
+        if live is None or not live.broken or not isinstance(vmm, Vmm):
+            return False
+        self._inventory.event(entry, "channel", f"closed: {visible(live.broken, 300)}")
+        live.broken = ""
+        return not vmm.frozen and not observed.paused
 
     async def _observe(self, name: str, entry: Entry, box: Boxfile | None) -> Observed:
         return await observe(

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 
+from agent.client import AgentClient
 from reconcilers import console, guest, launchrecord, microvm, procfs, qmp, steps
 from reconcilers import disk as disks
 from reconcilers.accel import Choice
@@ -47,6 +48,7 @@ class Actor:
         choice: Choice | None,
         live: Live | None,
         watch: Callable[[str, int], None],
+        wake: Callable[[str], None],
     ) -> None:
         self._host = host
         self._name = name
@@ -54,6 +56,7 @@ class Actor:
         self._box = box
         self._choice = choice
         self._watch = watch
+        self._wake = wake
         self.live = live
         self.notes: list[str] = []
 
@@ -291,6 +294,13 @@ class Actor:
             await client.close()
             raise
         live.client = client
+        live.keep(self._tell_closed(live, client))
+
+    async def _tell_closed(self, live: Live, client: AgentClient) -> None:
+        """A channel that breaks is looked at now, not at the next timed pass."""
+        await client.closed.wait()
+        if live.client is client and not live.stopping:
+            self._wake(self._name)
 
     def _held(self) -> Live:
         self.adopt()

@@ -26,6 +26,8 @@ class Live:
         self.client: AgentClient | None = None
         # Set before we end the VMM ourselves, so that its end is not taken for a death.
         self.stopping = False
+        # Why the channel that was open last is not any more, until somebody has noted it.
+        self.broken = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def same_vmm(self, record: LaunchRecord) -> bool:

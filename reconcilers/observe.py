@@ -186,7 +186,8 @@ async def _guest(live: Live | None, vmm: Vmm | Unknown | None) -> Guest | None:
     if not vmm.frozen:
         try:
             await live.client.ping(PING_TIMEOUT)
-        except BoxError:
+        except BoxError as error:
+            live.broken = str(live.client.failure or error) if live.client else str(error)
             await live.drop_channel()
             return None
     hello = live.client.hello

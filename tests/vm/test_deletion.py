@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 
 import pytest
@@ -143,3 +144,15 @@ def test_a_ceiling_refuses_by_name_and_lets_the_rest_run(home: Home) -> None:
     (home.path / "policy.toml").write_text("allow_emulation = false\n")
     home.look_again()
     until(lambda: home.vmms() == [], 60, "emulation is forbidden now")
+
+
+def test_a_guest_that_is_still_waited_for_does_not_delay_its_deletion(home: Home) -> None:
+    home.put("oak")
+    (pid,) = until(lambda: home.vmms("oak"), 40, "a VMM")
+    os.kill(pid, signal.SIGSTOP)  # before its guest can say anything
+    until(lambda: home.condition("oak", "Ready") == ("False", "Starting"), 20, "being waited for")
+    time.sleep(1)
+    began = time.monotonic()
+    home.box("delete", "oak")
+    home.nothing_left("oak")
+    assert time.monotonic() - began < 30

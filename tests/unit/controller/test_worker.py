@@ -62,7 +62,14 @@ def inventory(layout: Layout) -> Inventory:
 
 @pytest.fixture
 def passes(host: Host, layout: Layout, inventory: Inventory) -> Worker:
-    return Worker(host, Store(layout), inventory, lambda name, pid: None, lambda name: frozenset())
+    return Worker(
+        host,
+        Store(layout),
+        inventory,
+        lambda name, pid: None,
+        lambda name: frozenset(),
+        lambda name: None,
+    )
 
 
 def enter(inventory: Inventory, name: str, data: Data | None = None) -> Entry:

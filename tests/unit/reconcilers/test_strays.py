@@ -54,7 +54,9 @@ def lives(child: subprocess.Popen[bytes]) -> bool:
 
 
 async def test_a_process_that_got_a_strays_number_is_not_killed(tmp_path: Path) -> None:
-    actor = Actor(host_in(tmp_path), "web", None, None, None, lambda name, pid: None)
+    actor = Actor(
+        host_in(tmp_path), "web", None, None, None, lambda name, pid: None, lambda name: None
+    )
     with (
         process("-name", WEB.marker) as stray,
         process() as anybody,
