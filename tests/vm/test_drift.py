@@ -162,6 +162,7 @@ def test_lost_state_and_identities_are_rebuilt_from_live_vmms(oak: Home) -> None
     (oak.path / "state" / "oak.toml").write_text("\x00garbage")
     registry = Path("/var/lib/box/identities.toml")
     kept = registry.read_text()
+    before = set(registry.parent.glob("identities.garbled-*"))
     registry.write_text("garbage [")
     try:
         oak.start()
@@ -173,6 +174,8 @@ def test_lost_state_and_identities_are_rebuilt_from_live_vmms(oak: Home) -> None
     finally:
         if "garbage" in registry.read_text():
             registry.write_text(kept)
+        for aside in set(registry.parent.glob("identities.garbled-*")) - before:
+            aside.unlink()
 
 
 def test_a_claim_the_registry_lost_while_running_goes_back_in(oak: Home) -> None:
