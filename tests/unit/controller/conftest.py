@@ -1,12 +1,15 @@
-"""The watched folder of a test, and what looks at it."""
+"""The watched folder of a test and what looks at it; a home of its own."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from controller.home import ensure_home
+from reconcilers.layout import Layout
 from tests.unit.controller.scanning import Scanner, record_opens
 
 
@@ -27,3 +30,11 @@ def opened_names(boxes: Path) -> Iterator[list[str]]:
     """Every name in the folder that anybody opens, as inotify reports it."""
     with record_opens(boxes) as seen:
         yield seen
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[Layout]:
+    """A fresh home; root only. Its runtime directory goes with the test."""
+    found = ensure_home(tmp_path / "home")
+    yield found
+    shutil.rmtree(found.runtime)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from controller import prune
-from controller.home import ensure_home
 from controller.inventory import Inventory
 from controller.records import Record
 from controller.store import Store
@@ -22,13 +18,6 @@ from specs.conditions import Reason
 from specs.errors import HostError, RefusedByPolicy
 
 pytestmark = pytest.mark.needs_root
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Iterator[Layout]:
-    found = ensure_home(tmp_path / "home")
-    yield found
-    shutil.rmtree(found.runtime)
 
 
 @pytest.fixture

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from controller.entry import Entry
-from controller.home import ensure_home
 from controller.lockfile import ControllerLock
 from controller.loop import Controller
 from controller.records import Record
@@ -20,13 +17,6 @@ from reconcilers.layout import Layout
 from specs.config import Config
 
 pytestmark = pytest.mark.needs_root
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Iterator[Layout]:
-    found = ensure_home(tmp_path / "home")
-    yield found
-    shutil.rmtree(found.runtime)
 
 
 @pytest.fixture

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from controller import worker
 from controller.entry import Entry
-from controller.home import ensure_home
 from controller.inventory import Inventory
 from controller.records import Record
 from controller.store import Store
@@ -31,13 +28,6 @@ from specs.config import Config
 from specs.errors import BoxError, HostError
 
 pytestmark = pytest.mark.needs_root
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Iterator[Layout]:
-    found = ensure_home(tmp_path / "home")
-    yield found
-    shutil.rmtree(found.runtime)
 
 
 @pytest.fixture
