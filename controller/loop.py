@@ -166,6 +166,8 @@ class Controller:
 
         watch = FolderWatch(self._layout.boxes.resolve(), hint)
         await asyncio.to_thread(watch.start)
+        # A file that came after the first scan and before the watch gave no hint.
+        self._hint.set()
         try:
             while True:
                 with contextlib.suppress(TimeoutError):

@@ -134,3 +134,13 @@ def test_a_removed_lock_is_taken_again(home: Home) -> None:
     home.look_again()
     until(lambda: (home.path / "controller.lock").exists(), 20, "the lock is back")
     assert home.box("controller", check=False, timeout=20).returncode != 0
+
+
+def test_a_file_dropped_while_the_controller_starts_is_seen_at_once(home: Home) -> None:
+    """Between the first scan and the watch there is a moment that gives no hint."""
+    for number in range(8):
+        home.stop()
+        home.start()
+        home.put(f"oak{number}", STOPPED)
+        state = state_of(home, f"oak{number}")
+        until(state.exists, 5, f"round {number}: it is accepted long before the next timed scan")
