@@ -58,6 +58,8 @@ class FolderWatch:
         self._lock = threading.Lock()
         self._watches: dict[Path, tuple[tuple[int, int], ObservedWatch]] = {}
         self._storm = StormEnd(self._hint)
+        # Watched folders that were deleted: their inode number may be given to the next one.
+        self._gone: set[Path] = set()
 
     def start(self) -> None:
         observer = Observer()
@@ -87,9 +89,11 @@ class FolderWatch:
                 return False
             # Both always: `or` would skip the second.
             changed = [
-                self._watch(self._folder, Inside(self._event), recursive=True),
+                self._watch(self._folder, Inside(self._event, self._deleted), recursive=True),
                 self._watch(
-                    self._folder.parent, Beside(self._folder, self._replaced), recursive=False
+                    self._folder.parent,
+                    Beside(self._folder, self._replaced, self._deleted),
+                    recursive=False,
                 ),
             ]
             return any(changed)
@@ -97,9 +101,11 @@ class FolderWatch:
     def _watch(self, path: Path, handler: FileSystemEventHandler, *, recursive: bool) -> bool:
         observer = self._observer
         assert observer is not None
+        deleted = path in self._gone
+        self._gone.discard(path)
         identity = identity_of(path)
         known = self._watches.get(path)
-        if known is not None and known[0] == identity:
+        if known is not None and known[0] == identity and not deleted:
             return False
         if known is not None:
             del self._watches[path]
@@ -118,6 +124,12 @@ class FolderWatch:
         self._storm.count()
         self._hint()
 
+    def _deleted(self, event: FileSystemEvent) -> None:
+        if isinstance(event, DirDeletedEvent):
+            path = Path(os.fsdecode(event.src_path))
+            if path in (self._folder, self._folder.parent):
+                self._gone.add(path)
+
     def _replaced(self) -> None:
         # Not from the observer's own thread: unscheduling joins a thread that may be waiting for
         # it.
@@ -133,21 +145,29 @@ class FolderWatch:
 
 
 class Inside(FileSystemEventHandler):
-    def __init__(self, call: Callable[[], None]) -> None:
+    """Every event; `first` sees it before the hint."""
+
+    def __init__(self, call: Callable[[], None], first: Callable[[FileSystemEvent], None]) -> None:
         self._call = call
+        self._first = first
 
     def on_any_event(self, event: FileSystemEvent) -> None:
+        self._first(event)
         self._call()
 
 
 class Beside(FileSystemEventHandler):
     """Events of the parent that concern the folder's own name."""
 
-    def __init__(self, folder: Path, call: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: Path, call: Callable[[], None], first: Callable[[FileSystemEvent], None]
+    ) -> None:
         self._folder = str(folder)
         self._call = call
+        self._first = first
 
     def on_any_event(self, event: FileSystemEvent) -> None:
+        self._first(event)
         paths = (os.fsdecode(event.src_path), os.fsdecode(event.dest_path or ""))
         if self._folder in paths:
             self._call()

@@ -221,3 +221,21 @@ def test_an_idle_watch_uses_no_processor_time(
     before = time.process_time()
     time.sleep(2.0)
     assert time.process_time() - before < 0.02
+
+
+def test_a_folder_made_anew_with_the_same_inode_number_is_watched_again(
+    boxes: Path, hints: Hints
+) -> None:
+    """ext4 gives a deleted folder's inode number to the next one at once."""
+    watch = FolderWatch(boxes, hints)
+    watch.start()
+    try:
+        shutil.rmtree(boxes)
+        boxes.mkdir()
+        hints.settle()
+        watch.refresh()
+        hints.settle()
+        (boxes / "a.yaml").write_bytes(b"1")
+        assert hints.wait()
+    finally:
+        watch.stop()
