@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specs.boxfile import Boxfile
+from specs.plain import without_none
 
 STATE_FORMAT = 1
 
@@ -135,12 +136,3 @@ def expect(found: Mapping[str, Any], key: str, kind: type[T]) -> T:
 
 def optional(found: Mapping[str, Any], key: str, kind: type[T]) -> T | None:
     return expect(found, key, kind) if key in found else None
-
-
-def without_none(value: Any) -> Any:
-    """`value` without the dictionary entries that are None, at any depth."""
-    if isinstance(value, Mapping):
-        return {str(k): without_none(v) for k, v in value.items() if v is not None}
-    if isinstance(value, (list, tuple)):
-        return [without_none(item) for item in value if item is not None]
-    return value

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from specs.conditions import Condition
 from specs.drift import Drift
+from specs.plain import without_none
 
 
 class Failure(BaseModel):
@@ -51,18 +52,10 @@ class Report(BaseModel):
         return {
             key: pruned
             for key, value in self.model_dump(mode="json").items()
-            if (pruned := _without_none(value)) not in (None, {}, [])
+            if (pruned := without_none(value)) not in (None, {}, [])
         }
 
     @classmethod
     def from_dict(cls, data: object) -> Report:
         """The report in `data`, unknown keys ignored; raises ValueError when it is not one."""
         return cls.model_validate(data)
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _without_none(v) for k, v in value.items() if v is not None}
-    if isinstance(value, list | tuple):
-        return [_without_none(v) for v in value if v is not None]
-    return value

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from specs.plain import without_none
 from specs.text import visible, visible_lines
 
 GREEN, YELLOW, RED, BOLD = "32", "33", "31", "1"
@@ -89,15 +90,6 @@ def print_data(value: Any, form: str) -> None:
         import tomli_w
 
         print(tomli_w.dumps(without_none(value)), end="")
-
-
-def without_none(value: Any) -> Any:
-    """The same data without what TOML cannot say."""
-    if isinstance(value, dict):
-        return {key: without_none(one) for key, one in value.items() if one is not None}
-    if isinstance(value, list):
-        return [without_none(one) for one in value if one is not None]
-    return value
 
 
 def moment(text: str) -> datetime | None:
