@@ -170,9 +170,12 @@ class Controller:
         self._hint.set()
         try:
             while True:
+                # Not wait_for: until Python 3.12 it loses a cancellation that comes together with
+                # the hint, and the controller would never end.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hint.wait(), RESCAN_SECONDS)
-                    await asyncio.sleep(SETTLE_SECONDS)
+                    async with asyncio.timeout(RESCAN_SECONDS):
+                        await self._hint.wait()
+                await asyncio.sleep(SETTLE_SECONDS)
                 self._hint.clear()
                 await asyncio.to_thread(watch.refresh)  # walks a folder that was replaced
                 try:

@@ -8,6 +8,7 @@ after. All times are on the event loop's monotonic clock.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 
 
@@ -43,10 +44,9 @@ class WorkQueue:
                 self._busy.add(name)
                 return name
             self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), wait)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
 
     def done(self, name: str) -> None:
         """The pass over `name` has ended."""

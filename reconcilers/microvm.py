@@ -159,7 +159,8 @@ async def wait_dead(pid: int, start_time: int, timeout: float) -> bool:
         ended = asyncio.Event()
         loop.add_reader(descriptor, ended.set)
         try:
-            await asyncio.wait_for(ended.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await ended.wait()
         except TimeoutError:
             return False
         finally:

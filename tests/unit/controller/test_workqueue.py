@@ -63,3 +63,22 @@ def test_delays_grow_and_are_capped() -> None:
     assert delays[-1] == backoff.CAP
     assert delays[5] > delays[0]
     assert backoff.delay(10**6) == backoff.CAP
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_worker_that_is_cancelled_while_a_name_arrives_ends(turns: int) -> None:
+    """The two may meet in any turn of the event loop; a lost cancellation would never end."""
+    queue = WorkQueue()
+
+    async def work() -> None:
+        while True:
+            await queue.get()
+
+    worker = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    queue.add("oak")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    worker.cancel()
+    done, _ = await asyncio.wait({worker}, timeout=1)
+    assert done == {worker}
