@@ -23,6 +23,7 @@ class Document(NamedTuple):
     """One launch. Descriptors are numbers in the launcher; `descriptors` maps inside to launcher.
 
     `status` is the pipe for the report, `go` the pipe whose bytes let launcher and VMM proceed.
+    `netns` is a prepared network namespace to enter; negative: a new one that holds nothing.
     """
 
     argv: tuple[str, ...]
@@ -36,6 +37,7 @@ class Document(NamedTuple):
     seccomp: str
     status: int
     go: int
+    netns: int = -1
 
     def to_json(self) -> bytes:
         return json.dumps(self._asdict()).encode()

@@ -92,6 +92,8 @@ class Follower:
         os.lseek(paper, 0, os.SEEK_SET)
         given = {paper, document.status, document.go}
         given.update(outside for _, outside in document.descriptors)
+        if document.netns >= 0:
+            given.add(document.netns)
         given.update(bind.descriptor for bind in document.binds if bind.descriptor >= 0)
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGES, _site(), str(paper)],

@@ -20,7 +20,6 @@ KVM_DEVICE = os.makedev(10, 232)  # Documentation/admin-guide/devices.txt
 NAMESPACES = (
     syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWPID
-    | syscalls.CLONE_NEWNET
     | syscalls.CLONE_NEWIPC
     | syscalls.CLONE_NEWUTS
     | syscalls.CLONE_NEWCGROUP
@@ -65,12 +64,17 @@ def _clone(bind: Bind) -> int:
     return tree
 
 
-def leave_namespaces() -> None:
+def leave_namespaces(document: Document) -> None:
     """The pid namespace takes the next child; everything else takes this process at once.
 
     After the cgroups were joined, so that the cgroup namespace begins at the sandbox's own group.
+    A network namespace that was prepared is entered; otherwise a new one holds nothing but `lo`.
     """
-    syscalls.unshare(NAMESPACES)
+    if document.netns >= 0:
+        syscalls.setns(document.netns, syscalls.CLONE_NEWNET)
+        syscalls.unshare(NAMESPACES)
+    else:
+        syscalls.unshare(NAMESPACES | syscalls.CLONE_NEWNET)
     syscalls.sethostname(HOSTNAME)  # the UTS namespace starts with a copy of the host's name
 
 

@@ -41,7 +41,7 @@ class Launch:
         self.trees = jailroot.clone_binds(self.document)
 
     def namespaces(self) -> None:
-        jailroot.leave_namespaces()
+        jailroot.leave_namespaces(self.document)
 
     def propagation(self) -> None:
         jailroot.stop_propagation()

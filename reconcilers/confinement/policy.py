@@ -50,6 +50,7 @@ class Confinement:
 
     `rlimits` holds (name as in resource.RLIMIT_NAME in lower case, soft, hard); -1 is no limit.
     `kvm` puts a /dev/kvm node into the jail and is chosen together with a program that allows it.
+    `devices` are the network devices in its namespace beside `lo`.
     """
 
     uid: int
@@ -59,6 +60,7 @@ class Confinement:
     rlimits: tuple[tuple[str, int, int], ...]
     seccomp: Program
     kvm: bool = False
+    devices: tuple[str, ...] = ()
 
 
 def limits_for(*, cpus: int, ram_mib: int, kvm: bool) -> Limits:

@@ -40,7 +40,7 @@ def read_process(pid: int, want: Confinement, known: Known) -> Iterator[Reading]
     yield from _status(proc, threads, want)
     yield from _seccomp(pid, threads, want)
     yield from _namespaces(pid, threads[0])
-    yield from _network(proc)
+    yield from _network(proc, want)
     yield from _root(proc, want, known)
     yield from read_descriptors(proc, known)
     yield from _surroundings(proc, known)
@@ -104,11 +104,13 @@ def _namespaces(pid: int, status: Mapping[str, str]) -> Iterator[Reading]:
     yield _same("namespaces", "PID inside", "1", " ".join(inner), f"/proc/{pid}/status NSpid")
 
 
-def _network(proc: str) -> Iterator[Reading]:
+def _network(proc: str, want: Confinement) -> Iterator[Reading]:
     path = f"{proc}/net/dev"
     lines = procfile.read(path).decode("ascii", "replace").splitlines()[2:]
     names = sorted(line.partition(":")[0].strip() for line in lines)
-    yield _same("network", "devices", "lo", " ".join(names), path)
+    yield _same(
+        "network", "devices", " ".join(sorted(("lo", *want.devices))), " ".join(names), path
+    )
 
 
 def _root(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:

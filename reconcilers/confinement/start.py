@@ -37,7 +37,8 @@ class LaunchRequest:
     `argv[0]` is the absolute host path of the binary. `descriptors` maps a number inside the VMM
     (3 and up) to an open descriptor of the caller; `binds` a path inside the jail to an open
     descriptor of the caller (a regular file, readable to everybody), bound read-only. `stderr_fd`
-    becomes stdout and stderr; stdin is /dev/null. The caller keeps and closes its descriptors.
+    becomes stdout and stderr; stdin is /dev/null. `netns_fd` is the network namespace to live in;
+    without it a new one is made that holds nothing. The caller keeps and closes its descriptors.
     """
 
     names: HostNames
@@ -46,6 +47,7 @@ class LaunchRequest:
     descriptors: Mapping[int, int]
     stderr_fd: int
     binds: Mapping[str, int] = field(default_factory=dict)
+    netns_fd: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
             seccomp=request.confinement.seccomp.blob.hex(),
             status=follower.status_end,
             go=follower.go_end,
+            netns=-1 if request.netns_fd is None else request.netns_fd,
         )
         held = atlaunch.held_files(document.descriptors)
         ended = follower.follow(document, time.monotonic() + TIMEOUT, group.procs)

@@ -109,6 +109,11 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
+def setns(descriptor: int, kind: int) -> None:
+    """Enters the namespace behind `descriptor`, which must be of `kind` (CLONE_NEW*)."""
+    _check(_libc.setns(descriptor, kind), f"setns({kind:#x})")
+
+
 def sethostname(name: str) -> None:
     _check(_libc.sethostname(name.encode(), len(name.encode())), "sethostname")
 

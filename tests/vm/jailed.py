@@ -73,6 +73,7 @@ class Jail:
         descriptors: Mapping[int, int] | None = None,
         binds: Mapping[str, int] | None = None,
         files: tuple[RootFile, ...] | None = None,
+        netns: int | None = None,
     ) -> Launched:
         request = LaunchRequest(
             names=self.names,
@@ -84,6 +85,7 @@ class Jail:
             },
             binds=binds or {},
             stderr_fd=self._errors_end,
+            netns_fd=netns,
         )
         wanted = root_files(argv[0], kvm=self.want.kvm) if files is None else files
         self.launched = launch_blocking(request, root_files=wanted)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from reconcilers.confinement.readback import read_vmm
 from reconcilers.confinement.rootview import root_files
 from reconcilers.confinement.seccomp import load_profile
 from specs.config import Config
+from specs.errors import ConfinementError
 from tests.vm.jailed import UID, confinement, jail, probe
 
 pytestmark = pytest.mark.needs_root
@@ -74,3 +78,49 @@ def test_two_standard_sandboxes_do_not_see_each_other() -> None:
         for made in (one, two):
             assert made.status()["NSpid"].split()[-1] == "1"
         assert os.readlink(f"/proc/{one.pid}/ns/pid") != os.readlink(f"/proc/{two.pid}/ns/pid")
+
+
+@pytest.fixture
+def prepared() -> Iterator[tuple[str, int]]:
+    """A network namespace with one device `d0`: its name and a descriptor."""
+    name = f"boxtest-{secrets.token_hex(4)}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        inside = ["ip", "-n", name, "link", "add", "d0", "type", "bridge"]
+        subprocess.run(inside, check=True)
+        descriptor = os.open(f"/run/netns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        yield name, descriptor
+        os.close(descriptor)
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+def test_vmm_lives_in_the_network_namespace_that_was_prepared(prepared: tuple[str, int]) -> None:
+    name, descriptor = prepared
+    with jail(devices=("d0",)) as made:
+        launched = made.start_bare(netns=descriptor)
+        inode = os.stat(f"/run/netns/{name}").st_ino
+        assert os.stat(f"/proc/{made.pid}/ns/net").st_ino == inode
+        readings = read_vmm(made.pid, made.want, made.names, at_launch=launched.at_launch)
+        assert [each for each in readings if not each.ok] == []
+        [shown] = [each.got for each in readings if each.layer == "network"]
+        assert shown == "d0 lo"
+
+
+def test_device_nobody_asked_for_is_a_difference(prepared: tuple[str, int]) -> None:
+    with jail() as made:
+        launched = made.start_bare(netns=prepared[1])
+        readings = read_vmm(made.pid, made.want, made.names, at_launch=launched.at_launch)
+        assert [(each.layer, each.item) for each in readings if not each.ok] == [
+            ("network", "devices")
+        ]
+
+
+def test_namespace_of_another_kind_is_refused() -> None:
+    descriptor = os.open("/proc/self/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with jail() as made, pytest.raises(ConfinementError) as caught:
+            made.start_bare(netns=descriptor)
+        assert caught.value.layer == "namespaces"
+    finally:
+        os.close(descriptor)
