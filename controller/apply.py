@@ -21,6 +21,7 @@ from controller import files, swap
 from controller.sources.folder import BOXFILE_MAX
 from controller.sources.listing import BOXFILE, OPEN_FOLDER, Candidate, list_sources, open_beneath
 from controller.swap import Place
+from reconcilers.confinement import ordinary
 from specs.errors import Conflict, HostError, UsageError
 from specs.names import check_name
 
@@ -29,7 +30,6 @@ ABSENT = ""
 
 Outcome = Literal["created", "configured", "unchanged"]
 
-LOCK_PATH = Path("/run/box/apply.lock")
 LOCK_SECONDS = 10.0
 STALE_SECONDS = 3600.0
 
@@ -199,23 +199,30 @@ def opened(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def lock_path() -> Path:
+    """One for all homes of a user: two of them may watch one folder."""
+    folder = Path("/run/box") if os.geteuid() == 0 else ordinary.state_folder()
+    return folder / "apply.lock"
+
+
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
     """Let box's own writers queue up instead of conflicting; waits LOCK_SECONDS at most."""
+    lock = lock_path()
     try:
-        LOCK_PATH.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(LOCK_PATH, flags, 0o600)
+        descriptor = os.open(lock, flags, 0o600)
     except OSError as error:
-        raise files.write_error(LOCK_PATH, error) from error
+        raise files.write_error(lock, error) from error
     try:
         deadline = time.monotonic() + LOCK_SECONDS
         while not try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise HostError(
                     f"another box process has been writing for {LOCK_SECONDS:.0f} s",
-                    where=str(LOCK_PATH),
-                    fix=f"find it: fuser -v {LOCK_PATH}",
+                    where=str(lock),
+                    fix=f"find it: fuser -v {lock}",
                 )
             time.sleep(0.005)
         yield

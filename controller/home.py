@@ -13,16 +13,17 @@ from pathlib import Path
 
 from controller import files
 from reconcilers.layout import Layout
-from specs.errors import HostError, UsageError
+from specs.errors import HostError
 from specs.names import is_instance
 
 RUNTIME_ROOT = Path("/run/box")
+"""Root's; of an ordinary user see `runtime_of`."""
 INSTANCE_FILE_MAX = 64  # bytes; 12 digits and a newline are expected
 PRIVATE_FOLDERS = ("state", "observed", "disks", "images", "kernels")
 INSTANCE_FIX = (
     "everything this home has on the host is named after that id, and a running controller writes "
-    f"it back; else put it back (see the folder names in {RUNTIME_ROOT}), or, when nothing of it "
-    "runs any more, write a new one: openssl rand -hex 6 > instance"
+    "it back; else put it back (see the folder names in its runtime directory), or, when nothing "
+    "of it runs any more, write a new one: openssl rand -hex 6 > instance"
 )
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -31,10 +32,8 @@ def ensure_home(home: Path) -> Layout:
     """Create what is missing of `home` and of its runtime directory (mode 0700); every path of it.
 
     Raises HostError when a folder belongs to somebody else or others may write to it, when the
-    instance file is not an instance id, or when something cannot be created; UsageError for an
-    ordinary user.
+    instance file is not an instance id, or when something cannot be created.
     """
-    refuse_ordinary_user()
     home = resolve_home(home)
     make_private_folder(home, parents=True)
     check_private_folder(home)
@@ -42,10 +41,10 @@ def ensure_home(home: Path) -> Layout:
         make_private_folder(home / name)
         check_private_folder(home / name)
     instance = ensure_instance(home)
-    layout = Layout(home=home, runtime=runtime_of(instance), instance=instance)
+    layout = Layout(home=home, runtime=runtime_of(home, instance), instance=instance)
     make_first_watched_folder(layout)
-    make_private_folder(RUNTIME_ROOT)
-    check_private_folder(RUNTIME_ROOT, link_allowed=False)
+    make_private_folder(layout.runtime.parent)
+    check_private_folder(layout.runtime.parent, link_allowed=False)
     make_private_folder(layout.runtime)
     check_private_folder(layout.runtime, link_allowed=False)
     return layout
@@ -60,7 +59,7 @@ def read_home(home: Path) -> Layout | None:
     instance = read_instance(home)
     if instance is None:
         return None
-    return Layout(home=home, runtime=runtime_of(instance), instance=instance)
+    return Layout(home=home, runtime=runtime_of(home, instance), instance=instance)
 
 
 def resolve_home(home: Path) -> Path:
@@ -70,16 +69,30 @@ def resolve_home(home: Path) -> Path:
         raise HostError(f"cannot resolve the box home: {error}", where=str(home)) from error
 
 
-def runtime_of(instance: str) -> Path:
-    return RUNTIME_ROOT / instance
+def runtime_of(home: Path, instance: str) -> Path:
+    """The runtime directory of an instance: what lives only as long as the host's boot.
+
+    /run/box for root; $XDG_RUNTIME_DIR/box for an ordinary user, else a folder in the home. Where
+    the instance has one already it stays there: a shell without XDG_RUNTIME_DIR, as after su(1),
+    must find what a login session began.
+    """
+    if os.geteuid() == 0:
+        return RUNTIME_ROOT / instance
+    at_home = home / "run" / instance
+    places = [at_home]
+    for session in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{os.geteuid()}"):
+        if session.startswith("/") and _is_own_folder(Path(session)):
+            places.append(Path(session) / "box" / instance)
+    used = [place for place in places if place.is_dir()]
+    return used[0] if used else [*places[1:], at_home][0]
 
 
-def refuse_ordinary_user() -> None:
-    if os.geteuid() != 0:
-        raise UsageError(
-            "the controller only runs as root so far",
-            fix="run it with sudo; ordinary users come with a later version",
-        )
+def _is_own_folder(path: Path) -> bool:
+    try:
+        facts = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
 
 
 def make_private_folder(path: Path, *, parents: bool = False) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reconcilers.accel import Choice, KvmProbe, Verdict, choose, needs_probe
 from reconcilers.backend import Backend, HostFacts
 from reconcilers.boot import Boot, BootFiles
+from reconcilers.confinement import ordinary
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.identity import IdentityRegistry, ranges_of, standard_uid
 from reconcilers.confinement.policy import Confinement, confinement_for
@@ -36,7 +37,7 @@ class Host:
     identities: IdentityRegistry
     backends: Mapping[str, Backend]
     kvm: KvmProbe | None = None
-    _policies: dict[tuple[str, int, bool, int], Confinement] = field(default_factory=dict)
+    _policies: dict[tuple[object, ...], Confinement] = field(default_factory=dict)
     # The registry is one locked file for the whole host; reading it for every pass over every
     # sandbox would dominate an idle controller, so our own claims are remembered and read again on
     # each full scan.
@@ -83,8 +84,16 @@ class Host:
     def claimed_uid(self, sandbox: str, isolation: str) -> int | None:
         """The host UID a sandbox's VMM has to have; None when a strict one has none yet."""
         if isolation == Isolation.standard:
-            return standard_uid(self.config)
-        return self._claims.get(sandbox)
+            return self.standard_uid()
+        held, user = self._claims.get(sandbox), ordinary.current()
+        if user is not None and not any(held in each for each in user.ranges):
+            return None  # what the user may not map any more is no identity: another is claimed
+        return held
+
+    def standard_uid(self) -> int:
+        """The user's own UID; root's standard sandboxes share an unprivileged one."""
+        user = ordinary.current()
+        return standard_uid(self.config) if user is None else user.uid
 
     def claims(self) -> dict[str, int]:
         """Read our claims from the registry again (blocking). Raises HostError."""
@@ -107,8 +116,12 @@ class Host:
     def claim(self, sandbox: str) -> int:
         """Claim a UID for a strict sandbox, or find the one it has (blocking). Raises HostError."""
         roots = (self.layout.home, self.layout.runtime)
-        ranges = ranges_of(self.config)
-        uid, _ = self.identities.claim(self.layout.instance, sandbox, ranges, roots=roots)
+        user = ordinary.current()
+        ranges = ranges_of(self.config) if user is None else ordinary.ranges_for_strict(user)
+        owners = () if user is None else (user.name, str(user.uid))
+        uid, _ = self.identities.claim(
+            self.layout.instance, sandbox, ranges, roots=roots, owners=owners
+        )
         self._claims[sandbox] = uid
         return uid
 
@@ -131,14 +144,23 @@ class Host:
         """The policy for a Boxfile's VMM, computed once for each Boxfile, UID, accelerator and disk
         size.
         """
-        key = (box.digest(), uid, kvm, disk_bytes)
+        user = ordinary.current()
+        key = (box.digest(), uid, kvm, disk_bytes, user)
         if key not in self._policies:
             if len(self._policies) > 4096:
                 self._policies.clear()
             program = load_profile("qemu", kvm=kvm)
-            self._policies[key] = confinement_for(
-                box, uid=uid, gid=uid, kvm=kvm, program=program, disk_bytes=disk_bytes
+            strict = box.isolation is Isolation.strict
+            gid = uid if user is None or strict else user.gid
+            policy = confinement_for(
+                box, uid=uid, gid=gid, kvm=kvm, program=program, disk_bytes=disk_bytes
             )
+            if user is not None:
+                maps, groups = ordinary.user_namespace_for(
+                    user, strict=strict, uid=uid, gid=gid, kvm=kvm
+                )
+                policy = replace(policy, user_namespace=maps, groups=groups)
+            self._policies[key] = policy
         return self._policies[key]
 
 

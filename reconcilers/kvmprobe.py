@@ -17,7 +17,6 @@ from reconcilers import disk as disks
 from reconcilers import guest, microvm
 from reconcilers.accel import PROBE_SECONDS
 from reconcilers.confinement.cgroup import Cgroup
-from reconcilers.confinement.identity import standard_uid
 from reconcilers.host import Host
 from reconcilers.layout import Layout
 from specs.boxfile import Accel, Boxfile, Data, Isolation
@@ -63,7 +62,7 @@ async def _boot(host: Host, layout: Layout, names: HostNames, group: Cgroup) -> 
     disk = disks.observe(layout.disks(_NAME))
     if disk is None:
         raise HostError("the probe's disk vanished")
-    uid = standard_uid(host.config)
+    uid = host.standard_uid()
     policy = host.confinement(box, uid, kvm=True, disk_bytes=disk.size)
     group.create(policy.limits)
     start = microvm.Start(

@@ -5,6 +5,7 @@ What cannot be read becomes `Unknown`; only a definite "not there" becomes None.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Set
 from pathlib import Path
@@ -157,7 +158,7 @@ def _sockets(host: Host, name: str) -> tuple[Reading, ...]:
 
 
 def _socket_reading(path: Path, got: str, *, mend: str) -> Reading:
-    want = f"0:0 {SOCKET_MODE:04o}"
+    want = f"{os.geteuid()}:{os.getegid()} {SOCKET_MODE:04o}"
     return Reading(
         layer="sockets",
         item=path.name,

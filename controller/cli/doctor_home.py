@@ -34,9 +34,7 @@ def operating_system(name: str, about: Subject) -> Result:
 
 def user(name: str, about: Subject) -> Result:
     uid = os.geteuid()
-    if uid == 0:
-        return Result(name, "ok", "root")
-    return Result(name, "fail", f"uid {uid}", place.BE_ROOT)
+    return Result(name, "ok", "root" if uid == 0 else f"uid {uid}, not root")
 
 
 def new_privileges(name: str, about: Subject) -> Result:
@@ -59,7 +57,9 @@ def python(name: str, about: Subject) -> Result:
 
 def home_folder(name: str, about: Subject) -> Result:
     if about.home_problem is not None:
-        return Result(name, "fail", about.home_problem.message, about.home_problem.fix)
+        denied = isinstance(about.home_problem.__cause__, PermissionError) and os.geteuid() != 0
+        fix = place.NOT_OURS if denied else about.home_problem.fix
+        return Result(name, "fail", about.home_problem.message, fix)
     if about.layout is None:
         return Result(name, "ok", f"{about.home} does not exist yet; box controller makes it")
     from controller.home import check_private_folder
@@ -162,22 +162,27 @@ def memory(name: str, about: Subject) -> Result:
 
 
 def runtime_folder(name: str, about: Subject) -> Result:
-    from controller.home import RUNTIME_ROOT
-
-    nearest = RUNTIME_ROOT if RUNTIME_ROOT.exists() else RUNTIME_ROOT.parent
+    runtime = _layout(about).runtime
+    nearest = next(each for each in (runtime, *runtime.parents) if each.exists())
     if os.access(nearest, os.W_OK):
-        return Result(name, "ok", f"{nearest} is writable")
-    fix = f"mount a tmpfs on {nearest}" if os.geteuid() == 0 else place.BE_ROOT
+        return Result(name, "ok", f"{runtime}, and {nearest} is writable")
+    fix = f"mount a tmpfs on {nearest}" if os.geteuid() == 0 else place.NOT_OURS
     return Result(name, "fail", f"{nearest} is not writable", fix)
+
+
+def _layout(about: Subject) -> Layout:
+    """Of the home, or as it would be made."""
+    from controller.home import runtime_of
+
+    instance = "0" * 12
+    return about.layout or Layout(about.home, runtime_of(about.home, instance), instance)
 
 
 def socket_paths(name: str, about: Subject) -> Result:
     """The longest socket path any sandbox could get here."""
-    from controller.home import RUNTIME_ROOT
     from specs.names import NAME_MAX, SOCKET_PATH_MAX, check_socket_path
 
-    layout = about.layout or Layout(about.home, RUNTIME_ROOT / ("0" * 12), "0" * 12)
-    longest = layout.agent_socket("n" * NAME_MAX)
+    longest = _layout(about).agent_socket("n" * NAME_MAX)
     check_socket_path(longest)
     return Result(name, "ok", f"at most {len(os.fsencode(longest))} of {SOCKET_PATH_MAX} bytes")
 

@@ -73,5 +73,5 @@ def subject() -> Subject:
 def _explained(problem: BoxError | OSError, path: Path) -> BoxError:
     if isinstance(problem, BoxError):
         return problem
-    fix = f"ls -ld {path}" if os.geteuid() == 0 else place.BE_ROOT
+    fix = f"ls -ld {path}" if os.geteuid() == 0 else place.NOT_OURS
     return HostError(f"{path}: {problem.strerror or problem}", fix=fix)

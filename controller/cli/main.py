@@ -80,8 +80,10 @@ def _explain(problem: Exception, is_exec: bool) -> int:
         status = 1
     denied = isinstance(problem, PermissionError) or isinstance(problem.__cause__, PermissionError)
     if denied and os.geteuid() != 0:
+        from controller.cli.place import NOT_OURS
+
         text = text.partition("\n  fix: ")[0]
-        text += "\n  fix: run box with sudo; only root is supported so far"
+        text += f"\n  fix: {NOT_OURS}"
     if is_exec and not isinstance(problem, UsageError):
         status = BOX_FAILED
     print(f"box: {visible_lines(text)}", file=sys.stderr)

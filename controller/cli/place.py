@@ -14,7 +14,7 @@ from reconcilers.layout import Layout
 from specs.errors import NoSandbox, NotUp, UsageError
 
 START = "box controller"
-BE_ROOT = "run box with sudo; only root is supported so far"
+NOT_OURS = "it belongs to somebody else: set BOX_HOME to a folder of your own, or run box with sudo"
 
 
 def home() -> Path:

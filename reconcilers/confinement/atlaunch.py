@@ -21,7 +21,18 @@ LANDLOCK_KEY = ("landlock", "rules")
 MOUNTS_KEY = ("root", "mounts")
 FILES_KEY = ("descriptors", "files")
 BINARY_KEY = ("exec", "binary")
-KEYS = (SECUREBITS_KEY, PDEATHSIG_KEY, LANDLOCK_KEY, MOUNTS_KEY, FILES_KEY, BINARY_KEY)
+PROGRAM_KEY = ("seccomp", "program sha256")
+FILTERS_KEY = ("seccomp", "filters")
+KEYS = (
+    SECUREBITS_KEY,
+    PDEATHSIG_KEY,
+    LANDLOCK_KEY,
+    MOUNTS_KEY,
+    FILES_KEY,
+    BINARY_KEY,
+    PROGRAM_KEY,
+    FILTERS_KEY,
+)
 
 
 def held_files(descriptors: Iterable[tuple[int, int]]) -> str:
@@ -30,13 +41,16 @@ def held_files(descriptors: Iterable[tuple[int, int]]) -> str:
     return ", ".join(f"{kind} {at}" for kind, at in sorted(kinds) if kind in ("file", "device"))
 
 
-def mount_table(binds: Iterable[Bind], *, kvm: bool) -> str:
-    """What the VMM's /proc/PID/mountinfo must show, as a digest of paths and flags."""
+def mount_table(binds: Iterable[Bind], *, kvm_at: str) -> str:
+    """What the VMM's /proc/PID/mountinfo must show, as a digest of paths and flags.
+
+    `kvm_at` is the mount that shows the KVM device, empty without one.
+    """
     rows = [(bind.inside, "ro,nosuid,nodev" + ("" if bind.executable else ",noexec"))
             for bind in binds]  # fmt: skip
     rows.append(("/", "ro,nosuid,nodev,noexec"))
-    if kvm:
-        rows.append(("/dev", "ro,nosuid,noexec"))
+    if kvm_at:
+        rows.append((kvm_at, "ro,nosuid,noexec"))
     return digest_of_mounts(rows)
 
 
@@ -47,22 +61,18 @@ def digest_of_mounts(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def readings(
-    ready: Mapping[str, object],
-    binds: Iterable[Bind],
-    held: str,
-    exe: tuple[int, int],
-    *,
-    kvm: bool,
+    ready: Mapping[str, object], mounts: str, held: str, exe: tuple[int, int], program: str
 ) -> tuple[Reading, ...]:
-    """One reading per entry of KEYS; `ready` is what the launcher reported just before execve.
+    """One reading per entry of KEYS; `ready` is what the launcher reported just before execve,
+    `mounts` the table it was to make, `program` the SHA-256 of the seccomp program it was given.
 
     What it did not report is "not known" and not ok.
     """
-    mounts = mount_table(binds, kvm=kvm)
     binary = f"{exe[0]}:{exe[1]}"
     bits = ready.get("securebits")
     signal = str(ready.get("pdeathsig", "not known"))
     landlock = str(ready.get("landlock", "not known"))
+    filters = str(_filters_over_us() + 1)  # those of the launching side are inherited
     asked = "the launcher's prctl, just before execve"
     return (
         _reading(
@@ -81,7 +91,15 @@ def readings(
         _reading(MOUNTS_KEY, mounts, mounts, "the launch document"),
         _reading(FILES_KEY, held, held, "the launch document"),
         _reading(BINARY_KEY, binary, binary, "/proc/PID/exe after execve"),
+        _reading(PROGRAM_KEY, program, program, "the launch document"),
+        _reading(FILTERS_KEY, filters, filters, "/proc/self/status of the launching side"),
     )
+
+
+def _filters_over_us() -> int:
+    """Seccomp filters of this thread (proc(5)); an old kernel does not count them."""
+    count = procfile.fields("/proc/thread-self/status").get("Seccomp_filters", "0")
+    return int(count) if count.isdigit() else 0
 
 
 def _reading(key: tuple[str, str], want: str, got: str, source: str) -> Reading:

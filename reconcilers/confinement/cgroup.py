@@ -54,7 +54,7 @@ class Cgroup:
         self.tree = host_tree() if tree is None else tree
         self._path = names.cgroup
         self._by_controller = {
-            name: (at.version, f"{at.folder}/{self._path}")
+            name: (at.version, f"{at.place}/{self._path}")
             for name, at in self.tree.controllers.items()
         }
         versions = {name: version for name, (version, _) in self._by_controller.items()}
@@ -71,6 +71,11 @@ class Cgroup:
         """What a process writes to in order to join."""
         return tuple(f"{folder}/cgroup.procs" for folder in self.folders)
 
+    def hierarchies(self) -> dict[str, str]:
+        """The name of each hierarchy by this sandbox's group in it."""
+        named = self.tree.hierarchies().items()
+        return {f"{folder}/{self._path}": name for folder, name in named}
+
     def exists(self) -> bool:
         """Whether it is there in any hierarchy."""
         return any(os.path.isdir(folder) for folder in self.folders)
@@ -84,22 +89,22 @@ class Cgroup:
     def make(self) -> None:
         """The group alone, without limits."""
         with self._explained("create"):
-            for mount in self.tree.folders():
-                self._make_while_others_remove(mount)
+            for place in self.tree.folders():
+                self._make_while_others_remove(place)
 
-    def _make_while_others_remove(self, mount: str) -> None:
+    def _make_while_others_remove(self, start: str) -> None:
         """The last sandbox to leave removes the folders above, perhaps just now."""
         for _ in range(10):
             with contextlib.suppress(FileNotFoundError):
-                return self._make(mount)
-        return self._make(mount)
+                return self._make(start)
+        return self._make(start)
 
-    def _make(self, mount: str) -> None:
-        place = Path(mount)
+    def _make(self, start: str) -> None:
+        place = Path(start)
         # a v2 child has only the controllers its parent passes on
         passed_on = [name for name, version in self._versions.items() if version == 2]
         for part in Path(self._path).parts:
-            if passed_on and mount == self.tree.unified:
+            if passed_on and start == self.tree.unified:
                 (place / "cgroup.subtree_control").write_text(
                     " ".join(f"+{name}" for name in passed_on)
                 )
@@ -250,9 +255,9 @@ def list_sandboxes(instance: str, tree: CgroupTree | None = None) -> tuple[str, 
     """Names of this instance's sandboxes that have a group in any hierarchy, sorted."""
     parent = Path(HostNames(instance, "x").cgroup).parent
     found: set[str] = set()
-    for mount in (host_tree() if tree is None else tree).folders():
+    for place in (host_tree() if tree is None else tree).folders():
         with contextlib.suppress(FileNotFoundError):
-            found.update(each.name for each in (Path(mount) / parent).iterdir() if each.is_dir())
+            found.update(each.name for each in (Path(place) / parent).iterdir() if each.is_dir())
     return tuple(sorted(found))
 
 

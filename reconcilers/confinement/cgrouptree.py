@@ -2,18 +2,20 @@
 
 `tree_from` is pure: the text of /proc/self/mountinfo and of the v2 tree's cgroup.controllers in,
 a value out. A hybrid host has some controllers in v1 hierarchies and others in the v2 tree; each is
-used where it is found.
+used where it is found. Root's groups begin at the top of a hierarchy, an ordinary user's at the
+folder that was handed to him (`handed`).
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+from reconcilers.confinement import handed
 from specs.errors import ConfinementError
 
 LIMITING = ("memory", "pids", "cpu")
@@ -22,18 +24,28 @@ FREEZER = "freezer"  # v1 only; the v2 tree freezes and kills by itself
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """One controller: `version` 1 or 2, the folder its hierarchy is mounted on."""
+    """One controller: `version` 1 or 2, the folder its hierarchy is mounted on, and the path below
+    it that our groups begin at (empty: the folder itself)."""
 
     version: int
     folder: str
+    base: str = ""
+
+    @property
+    def place(self) -> str:
+        """The folder that our groups are made in."""
+        return f"{self.folder}/{self.base}" if self.base else self.folder
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupTree:
-    """The controllers of a host by name. `unified` is the v2 tree's folder, empty without one."""
+    """The controllers of a host by name. `unified` is where our groups begin in the v2 tree, empty
+    without one. `obstacle` says why an ordinary user cannot use them, and `fix` what helps."""
 
     controllers: Mapping[str, Mounted]
     unified: str
+    obstacle: str = ""
+    fix: str = ""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -47,15 +59,20 @@ class CgroupTree:
 
     def check(self) -> None:
         """Raises ConfinementError(layer="cgroup") naming every missing controller."""
+        if self.obstacle:
+            raise ConfinementError(self.obstacle, layer="cgroup", fix=self.fix)
         if self.missing:
             _refuse(self.missing, self.unified)
 
     def folders(self) -> tuple[str, ...]:
-        """The mount points a sandbox has a group in, each once; memory's first."""
+        """The places a sandbox has a group in, one for each hierarchy; memory's first."""
+        return tuple(self.hierarchies())
+
+    def hierarchies(self) -> dict[str, str]:
+        """The name of each hierarchy (what it is mounted on) by the place our groups begin at."""
         first = [name for name in (*LIMITING, FREEZER) if name in self.controllers]
-        return tuple(
-            dict.fromkeys(self.controllers[name].folder for name in [*first, *self.controllers])
-        )
+        mounted = [self.controllers[name] for name in [*first, *self.controllers]]
+        return {at.place: os.path.basename(at.folder) for at in mounted}
 
 
 def tree_from(mountinfo: str, unified_controllers: str) -> CgroupTree:
@@ -85,13 +102,48 @@ def tree_from(mountinfo: str, unified_controllers: str) -> CgroupTree:
     return CgroupTree(found, unified)
 
 
-@cache
+_found: list[CgroupTree] = []
+
+
 def host_tree() -> CgroupTree:
-    """The tree of this host, read once: hierarchies are not mounted under a running controller."""
+    """The tree of this host, read once: hierarchies are not mounted under a running controller.
+
+    One that an ordinary user cannot use yet is read again: root may prepare it any moment.
+    """
+    if not _found:
+        tree = _read_tree()
+        if tree.obstacle:
+            return tree
+        _found.append(tree)
+    return _found[0]
+
+
+def _read_tree() -> CgroupTree:
     mountinfo = Path("/proc/self/mountinfo").read_text(errors="replace")
     unified = tree_from(mountinfo, "").unified
     offered = Path(unified, "cgroup.controllers").read_text() if unified else ""
-    return tree_from(mountinfo, offered)
+    tree = tree_from(mountinfo, offered)
+    return tree if os.geteuid() == 0 else tree_of_user(tree)
+
+
+def tree_of_user(tree: CgroupTree) -> CgroupTree:
+    """The same hierarchies, from the folders on that were handed to this process's user."""
+    versions = {at.version for at in tree.controllers.values()}
+    base2, offered, obstacle = "", set(tree.controllers), None
+    if 2 in versions:
+        base2, obstacle = handed.delegated(tree.unified)
+        offered = set(Path(tree.unified, base2, "cgroup.controllers").read_text().split())
+    bases = {1: handed.prepared(), 2: base2}
+    controllers = {
+        name: Mounted(at.version, at.folder, bases[at.version])
+        for name, at in tree.controllers.items()
+        if at.version == 1 or name in offered
+    }
+    unified = Mounted(2, tree.unified, base2).place if tree.unified else ""
+    if 1 in versions and obstacle is None:
+        places = [at.place for at in controllers.values() if at.version == 1]
+        obstacle = handed.obstacle_to(places)
+    return CgroupTree(controllers, unified, *(obstacle or ()))
 
 
 def _unescaped(path: str) -> str:

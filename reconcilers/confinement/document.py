@@ -23,6 +23,9 @@ class Document(NamedTuple):
     """One launch. Descriptors are numbers in the launcher; `descriptors` maps inside to launcher.
 
     `status` is the pipe for the report, `go` the pipe whose bytes let launcher and VMM proceed.
+    `uid`, `gid` and `groups` are as the user namespace it is in by then shows them; `groups` is
+    None where that namespace lets nobody set them. `user_namespace` is "first" when everything else
+    needs its rights (an ordinary user launches), empty for none.
     `netns` is a prepared network namespace to enter; negative: a new one that holds nothing.
     """
 
@@ -38,6 +41,8 @@ class Document(NamedTuple):
     status: int
     go: int
     netns: int = -1
+    groups: tuple[int, ...] | None = ()
+    user_namespace: str = ""
 
     def to_json(self) -> bytes:
         return json.dumps(self._asdict()).encode()
@@ -50,4 +55,6 @@ class Document(NamedTuple):
         plain["binds"] = tuple(Bind(*each) for each in plain["binds"])
         plain["descriptors"] = tuple((inside, outside) for inside, outside in plain["descriptors"])
         plain["rlimits"] = tuple((name, soft, hard) for name, soft, hard in plain["rlimits"])
+        if plain["groups"] is not None:
+            plain["groups"] = tuple(plain["groups"])
         return cls(**plain)

@@ -23,6 +23,8 @@ from pathlib import Path
 
 from reconcilers.confinement import procfile
 from reconcilers.confinement.document import Document
+from reconcilers.confinement.idmaps import write_maps
+from reconcilers.confinement.policy import UserNamespace
 from specs.errors import ConfinementError
 
 # -I -S: no environment, no site-packages, no user code; so both search paths are passed
@@ -55,17 +57,24 @@ class Follower:
         self._status, self.status_end = os.pipe2(os.O_CLOEXEC)
         self.go_end, self._go = os.pipe2(os.O_CLOEXEC)
         self._opened = opened
+        self._maps: UserNamespace | None = None
         self._ours = {self._status, self.status_end, self.go_end, self._go}
         opened.callback(self._close_all)
 
     def follow(
-        self, document: Document, deadline: float, members: Callable[[], list[int]]
+        self,
+        document: Document,
+        deadline: float,
+        members: Callable[[], list[int]],
+        maps: UserNamespace | None = None,
     ) -> Followed:
         """Returns once the VMM's binary runs. Raises ConfinementError with nothing left behind.
 
         `members` lists the processes of the sandbox's cgroup. `deadline` is on the monotonic clock.
+        `maps` are written when the launcher waits for them in its user namespace.
         """
         seen = Followed()
+        self._maps = maps
         errors = os.memfd_create("launcher-errors", os.MFD_CLOEXEC)
         self._opened.callback(os.close, errors)
         process = self._start(document, errors)
@@ -149,6 +158,9 @@ class Follower:
         match event:
             case {"layer": str(name)}:
                 seen.layer = name
+            case {"map": True} if self._maps is not None:
+                write_maps(launcher, self._maps)
+                os.write(self._go, b"m")
             case {"pid": int(pid)}:
                 # the launcher is its parent and does not wait for it before it is told to go
                 seen.pid, seen.pidfd = pid, os.pidfd_open(pid)

@@ -12,11 +12,11 @@ import pwd
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reconcilers.confinement import procfile
+from reconcilers.confinement import ordinary, procfile
 from reconcilers.confinement.claims import Claims, ClaimsFile
 from reconcilers.confinement.idranges import IdRange, overlaps, ranges_of, standard_choice
 from specs.config import ID_MAX, Config
-from specs.errors import Conflict, HostError
+from specs.errors import ConfinementError, Conflict, HostError
 
 __all__ = ["IdRange", "IdentityRegistry", "ranges_of", "standard_uid"]
 
@@ -39,15 +39,17 @@ def standard_uid(config: Config) -> int:
 
 
 class IdentityRegistry:
-    """Host-wide claims. A method that changes one takes the lock and reads the file anew."""
+    """Claims of the whole host (root), or of all homes of one ordinary user, whose subordinate
+    identities are nobody else's. A method that changes one takes the lock and reads the file anew.
+    """
 
-    def __init__(
-        self,
-        *,
-        lock: Path = Path("/run/box/identities.lock"),
-        registry: Path = Path("/var/lib/box/identities.toml"),
-    ) -> None:
-        self._file = ClaimsFile(lock, registry)
+    def __init__(self, *, lock: Path | None = None, registry: Path | None = None) -> None:
+        folders = Path("/run/box"), Path("/var/lib/box")
+        if ordinary.current() is not None:
+            folders = ordinary.state_folder(), ordinary.state_folder()
+        self._file = ClaimsFile(
+            lock or folders[0] / "identities.lock", registry or folders[1] / "identities.toml"
+        )
 
     def claim(
         self,
@@ -56,18 +58,23 @@ class IdentityRegistry:
         ranges: Sequence[IdRange],
         *,
         roots: Sequence[Path] = (),
+        owners: Sequence[str] = (),
     ) -> tuple[int, int]:
         """(uid, gid) of this sandbox: the one it has, else a free one.
 
         `roots` are the folders in which files of a former owner could remain; those of other
-        instances are remembered from their claims. Raises HostError: "waits: ..." (retry) when
-        every identity is taken; where a range overlaps a user, a group or a subordinate range.
+        instances are remembered from their claims. `owners` is the ordinary user whose subordinate
+        ranges these are; one that lies in them no more is given up. Raises HostError: "waits: ..."
+        (retry) when every identity is taken; ConfinementError where a range overlaps a user, a
+        group or a subordinate range of somebody else.
         """
         with self._file.changing() as claims:
             claims.remember_roots(instance, roots)
             held = claims.held.get((instance, sandbox))
+            if owners and held is not None and not any(held in each for each in ranges):
+                held = None
             if held is None:
-                _check_ranges(ranges)
+                _check_ranges(ranges, owners)
                 held = _free(claims, ranges)
                 claims.held[(instance, sandbox)] = held
                 claims.last = held
@@ -105,18 +112,20 @@ class IdentityRegistry:
         return {sandbox: uid for (whose, sandbox), uid in held.items() if whose == instance}
 
 
-def _check_ranges(ranges: Sequence[IdRange]) -> None:
+def _check_ranges(ranges: Sequence[IdRange], owners: Sequence[str]) -> None:
     files = {}
     for path in _HOST_FILES:
         try:
             files[path] = Path(path).read_text(errors="replace")
         except FileNotFoundError:
             continue  # a host without subordinate identities
-    if found := overlaps(ranges, files):
-        raise HostError(
+    if found := overlaps(ranges, files, owners=owners):
+        fix = "set uid_first and uid_count in config.toml to a range nobody uses"
+        raise ConfinementError(
             f"the range of identities overlaps what the host uses: {'; '.join(found)}",
+            layer="identity",
             where="identity",
-            fix="set uid_first and uid_count in config.toml to a range nobody uses",
+            fix="correct the lines in /etc/subuid and /etc/subgid" if owners else fix,
         )
 
 
@@ -126,13 +135,14 @@ def _free(claims: Claims, ranges: Sequence[IdRange]) -> int:
     running = _running()
     leftovers: set[int] | None = None
     blocked = 0
+    downwards = any(each.downwards for each in ranges)  # then lower is no proof of never used
     for uid in _in_turn(ranges, claims.last):
         if uid in taken:
             continue
         if uid in running or _named(uid):
             blocked += 1
             continue
-        if uid <= claims.highest or not claims.surveyed:
+        if uid <= claims.highest or not claims.surveyed or downwards:
             # it may have had an owner before: look once, and only then
             if leftovers is None:
                 leftovers = set(_owners(claims.all_roots(), ranges))
@@ -142,12 +152,15 @@ def _free(claims: Claims, ranges: Sequence[IdRange]) -> int:
                 blocked += 1
                 continue
         return uid
+    more = "raise uid_count in config.toml"
+    if downwards:
+        more = "add a range to /etc/subuid and /etc/subgid"
     total = sum(each.count for each in ranges)
     raise HostError(
         f"waits: all {total} identities of {', '.join(map(str, ranges))} are in use"
         f" ({total - blocked} by sandboxes, {blocked} by what others run or left behind)",
         where="identity",
-        fix="delete a sandbox, or raise uid_count in config.toml",
+        fix=f"delete a sandbox, or {more}",
     )
 
 
@@ -156,12 +169,14 @@ def _in_turn(ranges: Sequence[IdRange], last: int) -> Iterator[int]:
     start = next((number for number, each in enumerate(ranges) if last in each), None)
     if start is None:
         for each in ranges:
-            yield from range(each.first, each.last + 1)
+            yield from each.numbers()
         return
-    yield from range(last + 1, ranges[start].last + 1)
+    numbers = ranges[start].numbers()
+    done = numbers.index(last) + 1
+    yield from numbers[done:]
     for each in (*ranges[start + 1 :], *ranges[:start]):
-        yield from range(each.first, each.last + 1)
-    yield from range(ranges[start].first, last + 1)
+        yield from each.numbers()
+    yield from numbers[:done]
 
 
 def _named(uid: int) -> bool:

@@ -99,7 +99,9 @@ def empty_bounding_set() -> None:
 
 
 def change_identity(document: Document) -> None:
-    os.setgroups([])
+    """Where groups cannot be set, the caller saw that there are none to lose but the own one."""
+    if document.groups is not None:
+        os.setgroups(document.groups)
     os.setresgid(document.gid, document.gid, document.gid)
     os.setresuid(document.uid, document.uid, document.uid)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Mapping
 
 from reconcilers.confinement import syscalls
 from reconcilers.confinement.document import Bind, Document
 
 STAGE = "/run"  # any existing directory; the new root covers it in our own mount namespace only
 HOSTNAME = "box"
+KVM = "/dev/kvm"
 KVM_DEVICE = os.makedev(10, 232)  # Documentation/admin-guide/devices.txt
 NAMESPACES = (
     syscalls.CLONE_NEWNS
@@ -38,30 +40,72 @@ def join_cgroups(document: Document) -> None:
             os.close(descriptor)
 
 
-def clone_binds(document: Document) -> list[tuple[Bind, int]]:
+def paths_of(document: Document) -> dict[int, str]:
+    """Where the files behind the caller's descriptors lie, by descriptor.
+
+    Asked before the mount namespace is left: they must be opened anew in the next one.
+    """
+    given = [bind.descriptor for bind in document.binds if bind.descriptor >= 0]
+    return {number: os.readlink(f"/proc/self/fd/{number}") for number in given}
+
+
+def leave_user_namespace() -> None:
+    """Together with the mount namespace, which then belongs to it: mounts need its rights."""
+    syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+
+
+def clone_binds(document: Document, sources: Mapping[int, str]) -> list[tuple[Bind, int]]:
     """A detached, read-only mount of every file of the jail root.
 
     Before the mount namespace is left: afterwards the mounts behind the caller's descriptors are
-    foreign, and the kernel refuses to copy a foreign mount.
+    foreign, and the kernel refuses to copy a foreign mount. An ordinary user has left it already,
+    for only the owner of a mount namespace may copy its mounts: `sources` says where to open what
+    the descriptors mean, and what is found there must be the same file.
     """
-    return [(bind, _clone(bind)) for bind in document.binds]
+    trees = [(bind, _clone(bind, sources)) for bind in document.binds]
+    if document.kvm and document.user_namespace == "first":
+        trees.append((Bind(KVM, KVM, -1, False), _clone_kvm()))
+    return trees
 
 
-def _clone(bind: Bind) -> int:
+def _clone(bind: Bind, sources: Mapping[int, str]) -> int:
     source = bind.descriptor
-    if source < 0:
-        resolve = syscalls.RESOLVE_NO_SYMLINKS
-        source = syscalls.openat2(-100, bind.host, os.O_PATH, resolve)  # AT_FDCWD
+    path = sources.get(source, bind.host)
+    if path:
+        source = _open_path(path)
     try:
-        shown = bind.host or bind.inside
-        if not stat.S_ISREG(os.fstat(source).st_mode):
+        shown = path or bind.inside
+        found = os.fstat(source)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", shown)
+        if bind.descriptor >= 0:
+            meant = os.fstat(bind.descriptor)
+            if (found.st_dev, found.st_ino) != (meant.st_dev, meant.st_ino):
+                raise OSError(errno.ESTALE, "is not the file that was opened", shown)
         tree = syscalls.open_tree(source)
     finally:
-        if bind.descriptor < 0:
+        if source != bind.descriptor:
             os.close(source)
     syscalls.mount_setattr(tree, READ_ONLY if bind.executable else READ_ONLY | NO_EXEC)
     return tree
+
+
+def _clone_kvm() -> int:
+    """The host's own node: in a user namespace nobody may make one (mknod(2), EPERM)."""
+    source = _open_path(KVM)
+    try:
+        found = os.fstat(source)
+        if not stat.S_ISCHR(found.st_mode) or found.st_rdev != KVM_DEVICE:
+            raise OSError(errno.ENODEV, "not the KVM device", KVM)
+        tree = syscalls.open_tree(source)
+    finally:
+        os.close(source)
+    syscalls.mount_setattr(tree, READ_ONLY & ~syscalls.MOUNT_ATTR_NODEV | NO_EXEC)
+    return tree
+
+
+def _open_path(path: str) -> int:
+    return syscalls.openat2(-100, path, os.O_PATH, syscalls.RESOLVE_NO_SYMLINKS)  # AT_FDCWD
 
 
 def leave_namespaces(document: Document) -> None:
@@ -97,7 +141,7 @@ def build_root(document: Document, trees: list[tuple[Bind, int]]) -> None:
         syscalls.move_mount(tree, descriptor, path=bind.inside)
         os.close(descriptor)
         os.close(tree)
-    if document.kvm:
+    if document.kvm and document.user_namespace != "first":
         _add_kvm_node(document)
 
 

@@ -6,7 +6,8 @@ import nothing beyond the standard library, python-prctl and its siblings docume
 jailrights and syscalls; after the root is entered nothing can be imported at all.
 
 The report is a line of JSON per event on the status pipe, which a successful exec closes:
-{"layer": NAME} before each layer, {"pid": N} from the launcher, {"ready": {...}} just before
+{"layer": NAME} before each layer, {"map": true} when its user namespace waits for its maps,
+{"pid": N} from the launcher, {"ready": {...}} just before
 execve, {"failed": NAME, "errno": N, "error": TEXT}.
 """
 
@@ -28,6 +29,7 @@ class Launch:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.status = document.status
+        self.sources: dict[int, str] = {}
         self.trees: list[tuple[Bind, int]] = []
         self.ready: dict[str, int | str] = {}
 
@@ -37,8 +39,22 @@ class Launch:
     def cgroup(self) -> None:
         jailroot.join_cgroups(self.document)
 
+    def user_namespace(self) -> None:
+        """An ordinary user has the rights for all that follows only in a namespace of his own.
+
+        The maps are written by the caller: newuidmap refuses a process that is not its user's any
+        more, and this one is nobody's before it has them.
+        """
+        if self.document.user_namespace != "first":
+            return
+        self.sources = jailroot.paths_of(self.document)
+        jailroot.leave_user_namespace()
+        self.say({"map": True})
+        if os.read(self.document.go, 1) != b"m":
+            os._exit(1)
+
     def binds(self) -> None:
-        self.trees = jailroot.clone_binds(self.document)
+        self.trees = jailroot.clone_binds(self.document, self.sources)
 
     def namespaces(self) -> None:
         jailroot.leave_namespaces(self.document)
@@ -109,6 +125,7 @@ class Launch:
 # docs/confinement.md quotes this list and a test compares the two
 ORDER: tuple[tuple[str, Callable[[Launch], None]], ...] = (
     ("cgroup", Launch.cgroup),
+    ("user namespace", Launch.user_namespace),
     ("binds", Launch.binds),
     ("namespaces", Launch.namespaces),
     ("propagation", Launch.propagation),

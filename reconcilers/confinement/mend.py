@@ -6,9 +6,11 @@ replaces the VMM.
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Sequence
 
+from reconcilers.confinement import inside
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
 from reconcilers.process import run
@@ -41,7 +43,7 @@ def _mend_group(pid: int, want: Confinement, names: HostNames, broken: Sequence[
     if not group.exists() or "limits" in items:
         group.create(want.limits)
     if any(item.startswith("member of") for item in items) or "limits" in items:
-        group.attach(pid)
+        inside.attach(pid, want, group.procs_files())
     if items & {"memory", "pids", "cpu quota", "cpu period", "swap"}:
         group.apply(want.limits)
     if "frozen" in items:
@@ -52,7 +54,12 @@ def _set_limit(pid: int, want: Confinement, name: str, soft: int, hard: int) -> 
     try:
         number = getattr(resource, f"RLIMIT_{name.upper()}")
         resource.prlimit(pid, number, (soft, hard))
-    except PermissionError:
+    except PermissionError as error:
+        if os.geteuid() != 0:  # what an ordinary user lowered he can never raise (setrlimit(2))
+            raise HostError(
+                f"the limit {name} of process {pid} was lowered and cannot be raised again",
+                fix="delete and create the sandbox",
+            ) from error
         _set_limit_as_owner(pid, want, name, soft, hard)
 
 

@@ -45,12 +45,40 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class UserNamespace:
+    """The identities a user namespace knows, as rows of (inside, outside, count).
+
+    `setgroups`: whether groups can be set in it; where not, a process keeps those it had.
+    """
+
+    uid_map: tuple[tuple[int, int, int], ...]
+    gid_map: tuple[tuple[int, int, int], ...]
+    setgroups: bool
+
+    def inside_uid(self, outside: int) -> int:
+        """What a UID of the host is called in it. Raises ValueError when it is not mapped."""
+        return _inside(self.uid_map, outside)
+
+    def inside_gid(self, outside: int) -> int:
+        """As `inside_uid`, of a GID."""
+        return _inside(self.gid_map, outside)
+
+
+def _inside(rows: tuple[tuple[int, int, int], ...], outside: int) -> int:
+    for inside, first, count in rows:
+        if first <= outside < first + count:
+            return inside + outside - first
+    raise ValueError(f"{outside} is not mapped into the user namespace")
+
+
+@dataclass(frozen=True, slots=True)
 class Confinement:
     """Everything the launcher applies and readback demands of one VMM.
 
     `rlimits` holds (name as in resource.RLIMIT_NAME in lower case, soft, hard); -1 is no limit.
     `kvm` puts a /dev/kvm node into the jail and is chosen together with a program that allows it.
-    `devices` are the network devices in its namespace beside `lo`.
+    `devices` are the network devices in its namespace beside `lo`. `uid`, `gid` and `groups` (all
+    its supplementary groups) are the host's numbers; with a `user_namespace` they must be in it.
     """
 
     uid: int
@@ -61,6 +89,8 @@ class Confinement:
     seccomp: Program
     kvm: bool = False
     devices: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    user_namespace: UserNamespace | None = None
 
 
 def limits_for(*, cpus: int, ram_mib: int, kvm: bool) -> Limits:

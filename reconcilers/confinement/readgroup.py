@@ -14,10 +14,10 @@ from specs.reading import Reading
 def read_group(pid: int, want: Confinement, names: HostNames) -> Iterator[Reading]:
     """Membership of every thread in every hierarchy, then the limits."""
     group = Cgroup(names)
-    for folder in group.folders:
+    for folder, hierarchy in group.hierarchies().items():
         outside = _outside(pid, folder)
         got = names.cgroup if not outside else f"elsewhere: {outside}"
-        yield _reading(f"member of {_hierarchy(folder, names)}", names.cgroup, got, folder)
+        yield _reading(f"member of {hierarchy}", names.cgroup, got, folder)
     try:
         facts = group.read()
     except FileNotFoundError:
@@ -52,10 +52,6 @@ def _outside(pid: int, folder: str) -> str:
     # a thread may have ended between the two lists
     lost = [tid for tid in lost if os.path.exists(f"/proc/{pid}/task/{tid}")]
     return f"threads {' '.join(lost)}" if lost else ""
-
-
-def _hierarchy(folder: str, names: HostNames) -> str:
-    return os.path.basename(folder.removesuffix(f"/{names.cgroup}"))
 
 
 def _reading(item: str, want: str, got: str, source: str) -> Reading:

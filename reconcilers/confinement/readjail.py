@@ -9,9 +9,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from reconcilers.confinement import atlaunch, procfile
-from reconcilers.confinement.policy import UNLIMITED, Confinement
-from reconcilers.confinement.readfds import read_descriptors
+from reconcilers.confinement import atlaunch, inside, procfile
+from reconcilers.confinement.idmaps import rows_text
+from reconcilers.confinement.policy import UNLIMITED, Confinement, UserNamespace
+from reconcilers.confinement.readfds import given_files, readings_of
 from reconcilers.confinement.seccomp import read_programs
 from specs.reading import Mend, Reading
 
@@ -38,11 +39,16 @@ def read_process(pid: int, want: Confinement, known: Known) -> Iterator[Reading]
     proc = f"/proc/{pid}"
     threads = list(_threads(f"{proc}/task"))
     yield from _status(proc, threads, want)
-    yield from _seccomp(pid, threads, want)
+    if os.geteuid() == 0:
+        yield from _seccomp(pid, want)
+    else:
+        yield from _seccomp_of_user(threads, want, known)
     yield from _namespaces(pid, threads[0])
+    if want.user_namespace is not None:
+        yield from _user_namespace(proc, want.user_namespace)
     yield from _network(proc, want)
     yield from _root(proc, want, known)
-    yield from read_descriptors(proc, known)
+    yield from readings_of(inside.read_held_of(pid, want, given_files(known)), proc, known)
     yield from _surroundings(proc, known)
     yield from _rlimits(proc, want)
 
@@ -64,7 +70,8 @@ def _status(
     source = f"{proc}/task/*/status"
     for item, number in (("Uid", want.uid), ("Gid", want.gid)):
         yield _same("identity", item, "\t".join([str(number)] * 4), _each(threads, item), source)
-    yield _same("identity", "Groups", "", _each(threads, "Groups"), source)
+    groups = " ".join(map(str, want.groups))
+    yield _same("identity", "Groups", groups, _each(threads, "Groups"), source)
     for name in _CAPABILITY_SETS:
         yield _same("capabilities", name, "0" * 16, _each(threads, name), source)
     yield _same("no_new_privs", "NoNewPrivs", "1", _each(threads, "NoNewPrivs"), source)
@@ -72,9 +79,7 @@ def _status(
     yield _same("session", "Umask", "0077", _each(threads, "Umask"), source)
 
 
-def _seccomp(
-    pid: int, threads: Sequence[Mapping[str, str]], want: Confinement
-) -> Iterator[Reading]:
+def _seccomp(pid: int, want: Confinement) -> Iterator[Reading]:
     """The program itself. Every thread descends from the main one and inherits what it had."""
     wanted = want.seccomp.sha256
     mend: Mend = "replace"
@@ -86,6 +91,27 @@ def _seccomp(
     except OSError as error:
         got = f"not readable: {error.strerror}"
     yield _same("seccomp", "program sha256", wanted, got, "PTRACE_SECCOMP_GET_FILTER", mend)
+
+
+def _seccomp_of_user(
+    threads: Sequence[Mapping[str, str]], want: Confinement, known: Known
+) -> Iterator[Reading]:
+    """The kernel shows the program itself to root alone (PTRACE_SECCOMP_GET_FILTER needs
+    CAP_SYS_ADMIN outside): what was loaded is known from the launch, and that filters are in force,
+    and no fewer than then, from every thread."""
+    recorded = known.get(atlaunch.PROGRAM_KEY)
+    wanted = want.seccomp.sha256
+    got = recorded.got if recorded else "not known"
+    source = "the launcher; only root may read it later"
+    layer, item = atlaunch.PROGRAM_KEY
+    yield Reading(layer, item, wanted, got, got == wanted, source, "at launch", "replace")
+    recorded = known.get(atlaunch.FILTERS_KEY)
+    least = int(recorded.want) if recorded and recorded.want.isdigit() else 1
+    found = _each(threads, "Seccomp_filters")
+    ok = all(each.isdigit() and int(each) >= least for each in found.split(" | "))
+    layer, item = atlaunch.FILTERS_KEY
+    source = f"/proc/{threads[0].get('Pid', '')}/task/*/status"
+    yield Reading(layer, item, f"{least} or more", found, ok, source, "live", "replace")
 
 
 @lru_cache(maxsize=4096)
@@ -102,6 +128,20 @@ def _namespaces(pid: int, status: Mapping[str, str]) -> Iterator[Reading]:
         yield Reading("namespaces", name, "its own", got, theirs != ours, path, "live", "replace")
     inner = status.get("NSpid", "").split()[1:]
     yield _same("namespaces", "PID inside", "1", " ".join(inner), f"/proc/{pid}/status NSpid")
+
+
+def _user_namespace(proc: str, want: UserNamespace) -> Iterator[Reading]:
+    """Its identities, as our own namespace sees them (user_namespaces(7))."""
+    path = f"{proc}/ns/user"
+    theirs, ours = os.readlink(path), os.readlink("/proc/self/ns/user")
+    got = "shared with the host" if theirs == ours else theirs
+    yield Reading("namespaces", "user", "its own", got, theirs != ours, path, "live", "replace")
+    for item, rows in (("uid_map", want.uid_map), ("gid_map", want.gid_map)):
+        path = f"{proc}/{item}"
+        lines = procfile.read(path).decode("ascii", "replace").splitlines()
+        shown = ", ".join(" ".join(line.split()) for line in lines)
+        wanted = rows_text(rows).replace("\n", ", ")
+        yield _same("namespaces", item, wanted, shown, path)
 
 
 def _network(proc: str, want: Confinement) -> Iterator[Reading]:
@@ -135,9 +175,6 @@ def _root(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:
 
 
 def _surroundings(proc: str, known: Known) -> Iterator[Reading]:
-    environment = procfile.read(f"{proc}/environ").strip(b"\0")
-    got = f"{len(environment)} bytes" if environment else ""
-    yield _same("environment", "variables", "", got, f"{proc}/environ")
     terminal = procfile.stat_fields(f"{proc}/stat")[7 - 3]  # tty_nr is field 7
     yield _same("session", "terminal", "0", terminal, f"{proc}/stat")
     recorded = known.get(atlaunch.BINARY_KEY)

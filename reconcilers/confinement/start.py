@@ -97,10 +97,14 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
         null = _null_device()
         opened.callback(os.close, null)
         follower = Follower(opened)
+        maps = request.confinement.user_namespace
+        uid, gid, groups = _identity(request.confinement)
         document = Document(
             argv=request.argv,
-            uid=request.confinement.uid,
-            gid=request.confinement.gid,
+            uid=uid,
+            gid=gid,
+            groups=groups,
+            user_namespace="first" if maps is not None and os.geteuid() != 0 else "",
             kvm=request.confinement.kvm,
             cgroup_procs=group.procs_files(),
             binds=binds,
@@ -117,10 +121,12 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
             netns=-1 if request.netns_fd is None else request.netns_fd,
         )
         held = atlaunch.held_files(document.descriptors)
-        ended = follower.follow(document, time.monotonic() + TIMEOUT, group.procs)
+        ended = follower.follow(document, time.monotonic() + TIMEOUT, group.procs, maps)
     try:
         exe = _verify(ended.pid, request.argv[0])
-        at_launch = atlaunch.readings(ended.ready, binds, held, exe, kvm=document.kvm)
+        table = atlaunch.mount_table(binds, kvm_at=_kvm_mount(document))
+        program = request.confinement.seccomp.sha256
+        at_launch = atlaunch.readings(ended.ready, table, held, exe, program)
         if wrong := [each for each in at_launch if not each.ok]:
             _refuse(wrong[0].layer, f"{wrong[0].item} is {wrong[0].got}, not {wrong[0].want}")
     except BaseException:
@@ -157,6 +163,32 @@ def _check_numbers(request: LaunchRequest) -> None:
             _refuse("descriptors", f"{number} is taken by stdin, stdout or stderr")
     if request.confinement.uid == 0 or request.confinement.gid == 0:
         _refuse("identity", "a VMM never runs with host identity 0")
+
+
+def _identity(want: Confinement) -> tuple[int, int, tuple[int, ...] | None]:
+    """UID, GID and groups as the launcher must set them, inside the user namespace if any."""
+    maps = want.user_namespace
+    if maps is None:
+        if os.geteuid() != 0:
+            _refuse("user namespace", "only root can build a jail without one")
+        return want.uid, want.gid, want.groups
+    try:
+        uid, gid = maps.inside_uid(want.uid), maps.inside_gid(want.gid)
+        groups = tuple(map(maps.inside_gid, want.groups))
+    except ValueError as error:
+        _refuse("user namespace", str(error))
+    if maps.setgroups:
+        return uid, gid, groups
+    if set(os.getgroups()) != set(want.groups):
+        _refuse("identity", f"the groups {os.getgroups()} of this process would stay with it")
+    return uid, gid, None
+
+
+def _kvm_mount(document: Document) -> str:
+    """A /dev of its own, except in a user namespace: there the host's node is bound."""
+    if not document.kvm:
+        return ""
+    return "/dev/kvm" if document.user_namespace == "first" else "/dev"
 
 
 def _null_device() -> int:

@@ -119,7 +119,8 @@ def launch_under(
 
 
 def test_every_layer_of_the_order_has_a_way_to_fail_here() -> None:
-    assert [*REFUSALS, "exec"] == [name for name, _ in ORDER]
+    # root's VMMs need no user namespace; test_users.py makes that layer fail
+    assert [*REFUSALS, "exec"] == [name for name, _ in ORDER if name != "user namespace"]
 
 
 @pytest.mark.parametrize("layer", REFUSALS)

@@ -304,14 +304,14 @@ def test_doctor_warns_of_boxfiles_that_others_may_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_an_ordinary_user_is_told_that_root_is_needed(tmp_path: Path) -> None:
+def test_whose_home_it_is_is_told_to_another_user(tmp_path: Path) -> None:
     layout = ensure_home(tmp_path / "home")
     for verb in ("doctor", "get"):
         done = subprocess.run(
             [BARE, "-c", AS_NOBODY, verb], capture_output=True,
             env=environment(layout.home, PYTHONPATH=":".join(sys.path)), timeout=30,
         )  # fmt: skip
-        assert "only root is supported so far" in text(done), verb
+        assert "belongs to somebody else" in text(done), verb
         assert done.returncode == 1
     layout.runtime.rmdir()
 

@@ -146,8 +146,8 @@ def test_writers_queue_up_and_give_up_after_a_while(
     boxes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(apply, "LOCK_SECONDS", 0.2)
-    apply.LOCK_PATH.parent.mkdir(mode=0o700, exist_ok=True)
-    with apply.LOCK_PATH.open("w") as other:
+    apply.lock_path().parent.mkdir(mode=0o700, exist_ok=True)
+    with apply.lock_path().open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(HostError, match="another box process"):
             apply_text(boxes, "teal", ONE, if_match=None)

@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,22 +131,59 @@ def test_the_watched_folder_may_be_a_symlink(home: Path, tmp_path: Path) -> None
     assert (home / "boxes").is_symlink()
 
 
-def test_an_ordinary_user_is_told_so(home: Path) -> None:
+AS_NOBODY = """
+import os, sys; sys.path.insert(0, sys.argv[1])
+from pathlib import Path; from controller.home import ensure_home
+os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+for session in sys.argv[3:]:
+    os.environ.pop("XDG_RUNTIME_DIR", None)
+    if session != "-":
+        os.environ["XDG_RUNTIME_DIR"] = session
+    print(ensure_home(Path(sys.argv[2])).runtime)
+"""
+
+
+def runtimes_of_nobody(home: Path, *sessions: str) -> list[str]:
+    """The runtime directories an ordinary user gets, one after the other; "-" is no session."""
     root = Path(__file__).resolve().parents[3]
-    code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]);"
-        "from pathlib import Path; from controller.home import ensure_home;"
-        "from specs.errors import UsageError\n"
-        "os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
-        "try: ensure_home(Path(sys.argv[2]))\n"
-        "except UsageError as error: print(error)\n"
-    )
-    done = subprocess.run(
-        [shutil.which("python3") or "python3", "-c", code, str(root), str(home)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert "only runs as root" in done.stdout, done.stderr
-    assert "sudo" in done.stdout
-    assert not home.exists()
+    python = shutil.which("python3") or "python3"
+    argv = [python, "-c", AS_NOBODY, str(root), str(home), *sessions]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture
+def of_nobody() -> Iterator[Path]:
+    """A folder of an ordinary user."""
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as name:
+        os.chown(name, NOBODY, NOBODY)
+        yield Path(name)
+
+
+def test_an_ordinary_users_sockets_lie_in_his_session(of_nobody: Path) -> None:
+    session = of_nobody / "session"
+    session.mkdir(mode=0o700)
+    os.chown(session, NOBODY, NOBODY)
+    home = of_nobody / "home"
+    first, without = runtimes_of_nobody(home, str(session), "-")
+    assert first == str(session / "box" / (home / "instance").read_text().strip())
+    # another shell, such as one of su(1), has no session and must not lose what runs; only where
+    # the session is not in /run/user there is nothing that tells where it was
+    assert without == str(home / "run" / Path(first).name)
+    assert mode_of(Path(first)) == 0o700
+
+
+def test_without_a_session_they_lie_in_the_home_and_stay_there(of_nobody: Path) -> None:
+    session = of_nobody / "session"
+    session.mkdir(mode=0o700)
+    os.chown(session, NOBODY, NOBODY)
+    home = of_nobody / "home"
+    instance = runtimes_of_nobody(home, "-")[0].rpartition("/")[2]
+    assert runtimes_of_nobody(home, str(session), "-") == [str(home / "run" / instance)] * 2
+
+
+def test_a_session_folder_of_somebody_else_is_not_used(of_nobody: Path) -> None:
+    home = of_nobody / "home"
+    [found] = runtimes_of_nobody(home, "/run")
+    assert found.startswith(str(home / "run"))

@@ -1,0 +1,87 @@
+"""Which control groups an ordinary user was handed: prepared by root on v1, delegated on v2.
+
+It only looks. `handover` prepares (as root), `userscope` asks systemd; a group that is not the
+user's own is never used, and what is missing is said with its fix.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+FOLDER = "box-users"
+Obstacle = tuple[str, str]
+"""What is in the way, and its fix."""
+
+SETUP_FIX = "sudo ./dev setup prepares them; again after each start of the host"
+SCOPE_FIX = (
+    "start it with: systemd-run --user --scope -p Delegate=yes box controller; or let root make a "
+    "subtree of your own with this shell in it: sudo ./dev groups"
+)
+
+
+def prepared(uid: int | None = None) -> str:
+    """Where root prepares the groups of a user, below the mount point of each hierarchy."""
+    return f"{FOLDER}/{os.geteuid() if uid is None else uid}"
+
+
+def obstacle_to(places: Sequence[str]) -> Obstacle | None:
+    """Why these folders cannot hold our groups."""
+    refused = sorted({place for place in places if not os.access(place, os.W_OK | os.X_OK)})
+    if not refused:
+        return None
+    return f"no control groups were prepared for this user: {', '.join(refused)}", SETUP_FIX
+
+
+def own_group() -> str:
+    """The v2 group of this process, below the top of the tree; empty: the top itself."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            return line[3:].strip("/")
+    return ""
+
+
+def delegated(unified: str, own: str | None = None) -> tuple[str, Obstacle | None]:
+    """(path below the v2 tree, what is in the way) of the subtree our groups can be made in.
+
+    A process may only be moved between groups of a subtree that its user was given as a whole
+    (cgroups(7), "Delegation containment"), so it must be one that this process is in.
+    """
+    own = own_group() if own is None else own
+    parts = own.split("/") if own else []
+    above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    ours = [path for path in above if _is_ours(Path(unified, path))]
+    managed = next((n for n, part in enumerate(parts) if part.startswith("user@")), None)
+    if managed is not None:
+        # all below the user's systemd is his, but only a unit that asked for it is left alone
+        units = above[managed + 1 :]
+        unit = next((each for each in units if each.endswith((".scope", ".service"))), "")
+        ours = [unit] if unit in ours and _is_delegated(Path(unified, unit)) else []
+    if ours:
+        return ours[0], None
+    return "", (
+        f"this process is in the group /{own}, which is in no subtree that was delegated to its "
+        "user, so it can move no process into a group of its own",
+        SCOPE_FIX,
+    )
+
+
+def _is_ours(folder: Path) -> bool:
+    """The three things a delegation gives (cgroups(7)); threads are not moved one by one."""
+    try:
+        owner = folder.stat().st_uid
+    except OSError:
+        return False
+    files = ("cgroup.procs", "cgroup.subtree_control")
+    return owner == os.geteuid() and all(os.access(folder / file, os.W_OK) for file in files)
+
+
+def _is_delegated(folder: Path) -> bool:
+    """systemd marks what it leaves to others (systemd.resource-control(5), Delegate=)."""
+    for name in ("user.delegate", "trusted.delegate"):
+        try:
+            return os.getxattr(folder, name) == b"1"
+        except OSError:
+            continue
+    return False

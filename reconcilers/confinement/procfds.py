@@ -1,0 +1,74 @@
+"""What /proc/PID/fd and /proc/PID/environ hold, as plain facts.
+
+Read by whoever may: root and the process's own user directly, an ordinary user's controller through
+`inside`, whose reader process imports this module. So it needs the standard library and `procfile`
+alone, and it judges nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import NamedTuple
+
+from reconcilers.confinement import procfile
+
+# what QEMU makes for itself; none of them reaches outside the process
+_OWN_KINDS = {
+    "eventfd", "eventpoll", "signalfd", "timerfd", "kvm-vm", "kvm-vcpu", "kvm-vcpu-stats",
+    "kvm-vm-stats", "kvm-device",
+}  # fmt: skip
+_HARMLESS = ("socket", "pipe", "memfd")
+_ATTEMPTS = 5  # a descriptor number may be closed and used again between two reads
+
+
+class Held(NamedTuple):
+    """`foreign`: files and devices that were neither given nor opened in its own root. `strange`:
+    descriptors of kinds it has no use for. `environment` in bytes."""
+
+    foreign: tuple[str, ...]
+    strange: tuple[str, ...]
+    environment: int
+
+
+def read_held(pid: int, given: Collection[str]) -> Held:
+    """`given` are the files and devices of the launch, as "file DEV:INODE" or "device MAJ:MIN"."""
+    proc = f"/proc/{pid}"
+    own_root = _mount_ids(proc)
+    foreign: set[str] = set()
+    strange: set[str] = set()
+    for number in os.listdir(f"{proc}/fd"):
+        kind, detail = _settled(proc, number, given, own_root)
+        if kind in ("file", "device"):
+            foreign.add(f"{kind} {detail}")
+        elif kind == "anonymous" and detail not in _OWN_KINDS:
+            strange.add(detail)
+        elif kind not in ("", "anonymous", *_HARMLESS):
+            strange.add(f"{kind} {detail}")
+    environment = procfile.read(f"{proc}/environ").strip(b"\0")
+    return Held(tuple(sorted(foreign)), tuple(sorted(strange)), len(environment))
+
+
+def _settled(proc: str, number: str, given: Collection[str], own_root: set[str]) -> tuple[str, str]:
+    """(kind, detail); the kind is empty for one that is closed, was given, or lies in its root."""
+    kind = detail = ""
+    for _ in range(_ATTEMPTS):
+        try:
+            kind, detail = procfile.kind_of(f"{proc}/fd/{number}")
+            if kind not in ("file", "device"):
+                return kind, detail
+            if f"{kind} {detail}" in given:
+                return "", ""
+            facts = procfile.fields(f"{proc}/fdinfo/{number}")
+            again = procfile.kind_of(f"{proc}/fd/{number}")
+        except FileNotFoundError:
+            return "", ""  # closed since it was listed
+        if again == (kind, detail):
+            return ("", "") if facts.get("mnt_id") in own_root else (kind, detail)
+    return kind, detail
+
+
+def _mount_ids(proc: str) -> set[str]:
+    """What it opened in its own read-only root (a library, say) lies on one of these mounts."""
+    lines = procfile.read(f"{proc}/mountinfo").decode("utf-8", "replace").splitlines()
+    return {line.partition(" ")[0] for line in lines}
