@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from reconcilers.confinement import procfile
-from reconcilers.confinement.document import Bind
+from reconcilers.confinement.document import Document
 from reconcilers.confinement.securebits import SECUREBITS
 from specs.reading import Reading
 
@@ -19,8 +19,10 @@ SECUREBITS_KEY = ("securebits", "securebits")
 PDEATHSIG_KEY = ("session", "death signal")
 LANDLOCK_KEY = ("landlock", "rules")
 MOUNTS_KEY = ("root", "mounts")
+MOUNT_IDS_KEY = ("root", "mount ids")
 FILES_KEY = ("descriptors", "files")
 BINARY_KEY = ("exec", "binary")
+FLAGS = ("ro", "rw", "nosuid", "nodev", "noexec")
 PROGRAM_KEY = ("seccomp", "program sha256")
 FILTERS_KEY = ("seccomp", "filters")
 KEYS = (
@@ -41,17 +43,31 @@ def held_files(descriptors: Iterable[tuple[int, int]]) -> str:
     return ", ".join(f"{kind} {at}" for kind, at in sorted(kinds) if kind in ("file", "device"))
 
 
-def mount_table(binds: Iterable[Bind], *, kvm_at: str) -> str:
+def mount_table(document: Document, *, kvm_at: str) -> str:
     """What the VMM's /proc/PID/mountinfo must show, as a digest of paths and flags.
 
     `kvm_at` is the mount that shows the KVM device, empty without one.
     """
     rows = [(bind.inside, "ro,nosuid,nodev" + ("" if bind.executable else ",noexec"))
-            for bind in binds]  # fmt: skip
+            for bind in document.binds]  # fmt: skip
     rows.append(("/", "ro,nosuid,nodev,noexec"))
+    rows += [(share.inside, share_flags(share.writable)) for share in document.shares]
+    if document.proc:
+        rows.append(("/pid", "ro,nosuid,nodev,noexec"))
     if kvm_at:
         rows.append((kvm_at, "ro,nosuid,noexec"))
     return digest_of_mounts(rows)
+
+
+def share_flags(writable: bool) -> str:
+    """The mount flags of a shared directory, in the order of FLAGS."""
+    return f"{'rw' if writable else 'ro'},nosuid,nodev,noexec"
+
+
+def flags_of(options: str) -> str:
+    """Those of FLAGS that the options of a line of mountinfo name."""
+    words = options.split(",")
+    return ",".join(flag for flag in FLAGS if flag in words)
 
 
 def digest_of_mounts(rows: Sequence[tuple[str, str]]) -> str:
@@ -66,8 +82,14 @@ def readings(
     """One reading per entry of KEYS; `ready` is what the launcher reported just before execve,
     `mounts` the table it was to make, `program` the SHA-256 of the seccomp program it was given.
 
+    With a /proc in the jail the launcher read the mounts there itself, and a reading more lists
+    their ids: a helper that has changed its root is shown with that one mount only.
+
     What it did not report is "not known" and not ok.
     """
+    seen, ids = mounts, tuple[Reading, ...]()
+    if "mounts" in ready:
+        seen, ids = _mounts_read(ready["mounts"])
     binary = f"{exe[0]}:{exe[1]}"
     bits = ready.get("securebits")
     signal = str(ready.get("pdeathsig", "not known"))
@@ -88,7 +110,8 @@ def readings(
             landlock,
             "landlock_restrict_self in the launcher",
         ),
-        _reading(MOUNTS_KEY, mounts, mounts, "the launch document"),
+        _reading(MOUNTS_KEY, mounts, seen, "the launch document"),
+        *ids,
         _reading(FILES_KEY, held, held, "the launch document"),
         _reading(BINARY_KEY, binary, binary, "/proc/PID/exe after execve"),
         _reading(PROGRAM_KEY, program, program, "the launch document"),
@@ -100,6 +123,15 @@ def _filters_over_us() -> int:
     """Seccomp filters of this thread (proc(5)); an old kernel does not count them."""
     count = procfile.fields("/proc/thread-self/status").get("Seccomp_filters", "0")
     return int(count) if count.isdigit() else 0
+
+
+def _mounts_read(reported: object) -> tuple[str, tuple[Reading, ...]]:
+    """The digest of the mounts a launcher reported, and the reading of their ids."""
+    if not isinstance(reported, list):
+        return "not known", ()
+    digest = digest_of_mounts([(path, flags_of(options)) for _, path, options in reported])
+    ids = " ".join(str(number) for number, _, _ in reported)
+    return digest, (_reading(MOUNT_IDS_KEY, ids, ids, "/proc/self/mountinfo, before execve"),)
 
 
 def _reading(key: tuple[str, str], want: str, got: str, source: str) -> Reading:

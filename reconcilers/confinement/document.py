@@ -19,14 +19,32 @@ class Bind(NamedTuple):
     executable: bool
 
 
+class Share(NamedTuple):
+    """A host directory in the jail root, from `descriptor`.
+
+    With an idmapped mount, files of `owner` are shown as those of `shown` and other files as
+    nobody's: (user, group) each, all four numbers the host's. None shows files as they are.
+    """
+
+    inside: str
+    descriptor: int
+    writable: bool
+    owner: tuple[int, int] | None
+    shown: tuple[int, int]
+
+
 class Document(NamedTuple):
     """One launch. Descriptors are numbers in the launcher; `descriptors` maps inside to launcher.
 
     `status` is the pipe for the report, `go` the pipe whose bytes let launcher and VMM proceed.
     `uid`, `gid` and `groups` are as the user namespace it is in by then shows them; `groups` is
     None where that namespace lets nobody set them. `user_namespace` is "first" when everything else
-    needs its rights (an ordinary user launches), empty for none.
+    needs its rights (an ordinary user launches), "late" when it is entered once the root is built
+    (a helper of root's that has capabilities), empty for none. The caller writes the maps; of a
+    late one it then puts a byte into the pipe `mapped`.
     `netns` is a prepared network namespace to enter; negative: a new one that holds nothing.
+    `capabilities` are kept over execve, by number, and count in its user namespace alone. `proc`
+    mounts a procfs that shows nothing but processes of the jail.
     """
 
     argv: tuple[str, ...]
@@ -43,6 +61,10 @@ class Document(NamedTuple):
     netns: int = -1
     groups: tuple[int, ...] | None = ()
     user_namespace: str = ""
+    shares: tuple[Share, ...] = ()
+    proc: bool = False
+    mapped: int = -1
+    capabilities: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
         return json.dumps(self._asdict()).encode()
@@ -57,4 +79,17 @@ class Document(NamedTuple):
         plain["rlimits"] = tuple((name, soft, hard) for name, soft, hard in plain["rlimits"])
         if plain["groups"] is not None:
             plain["groups"] = tuple(plain["groups"])
+        plain["shares"] = tuple(_share(*each) for each in plain["shares"])
+        plain["capabilities"] = tuple(plain["capabilities"])
         return cls(**plain)
+
+
+def _share(
+    inside: str, descriptor: int, writable: bool, owner: list[int] | None, shown: list[int]
+) -> Share:
+    return Share(inside, descriptor, writable, _pair(owner) if owner else None, _pair(shown))
+
+
+def _pair(numbers: list[int]) -> tuple[int, int]:
+    user, group = numbers
+    return user, group

@@ -56,9 +56,12 @@ class Follower:
     def __init__(self, opened: ExitStack) -> None:
         self._status, self.status_end = os.pipe2(os.O_CLOEXEC)
         self.go_end, self._go = os.pipe2(os.O_CLOEXEC)
+        self.mapped_end, self._mapped = os.pipe2(os.O_CLOEXEC)
         self._opened = opened
         self._maps: UserNamespace | None = None
-        self._ours = {self._status, self.status_end, self.go_end, self._go}
+        self._ours = {
+            self._status, self.status_end, self.go_end, self._go, self.mapped_end, self._mapped,
+        }  # fmt: skip
         opened.callback(self._close_all)
 
     def follow(
@@ -101,8 +104,8 @@ class Follower:
         os.lseek(paper, 0, os.SEEK_SET)
         given = {paper, document.status, document.go}
         given.update(outside for _, outside in document.descriptors)
-        if document.netns >= 0:
-            given.add(document.netns)
+        given.update(number for number in (document.netns, document.mapped) if number >= 0)
+        given.update(share.descriptor for share in document.shares)
         given.update(bind.descriptor for bind in document.binds if bind.descriptor >= 0)
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGES, _site(), str(paper)],
@@ -116,6 +119,7 @@ class Follower:
         )
         self._close(self.status_end)  # else the report would never end
         self._close(self.go_end)
+        self._close(self.mapped_end)
         return process
 
     def _close(self, descriptor: int) -> None:
@@ -158,9 +162,12 @@ class Follower:
         match event:
             case {"layer": str(name)}:
                 seen.layer = name
-            case {"map": True} if self._maps is not None:
+            case {"map": True} if self._maps is not None and not seen.pid:
                 write_maps(launcher, self._maps)
                 os.write(self._go, b"m")
+            case {"map": True} if self._maps is not None:
+                write_maps(seen.pid, self._maps)
+                os.write(self._mapped, b"m")
             case {"pid": int(pid)}:
                 # the launcher is its parent and does not wait for it before it is told to go
                 seen.pid, seen.pidfd = pid, os.pidfd_open(pid)

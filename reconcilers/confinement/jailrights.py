@@ -22,7 +22,15 @@ _LAST_DESCRIPTOR = 0xFFFFFFFF
 _CAPABILITIES_MAX = 64  # a capability set is 64 bits wide
 
 # landlock(7): access rights by the ABI version that introduced them
-_FS_EXECUTE, _FS_WRITE_FILE, _FS_READ_FILE, _FS_IOCTL_DEV = 1, 1 << 1, 1 << 2, 1 << 15
+_FS_EXECUTE, _FS_WRITE_FILE, _FS_READ_FILE, _FS_READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
+_FS_REMOVE_DIR, _FS_REMOVE_FILE, _FS_MAKE_DIR, _FS_MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
+_FS_MAKE_SYM, _FS_REFER, _FS_TRUNCATE, _FS_IOCTL_DEV = 1 << 12, 1 << 13, 1 << 14, 1 << 15
+_FS_READ = _FS_READ_FILE | _FS_READ_DIR
+# not among them: making devices, FIFOs and sockets, and running anything
+_FS_CHANGE = (
+    _FS_WRITE_FILE | _FS_REMOVE_DIR | _FS_REMOVE_FILE | _FS_MAKE_DIR | _FS_MAKE_REG
+    | _FS_MAKE_SYM | _FS_REFER | _FS_TRUNCATE
+)  # fmt: skip
 _FS_RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 _TCP_BIND_CONNECT = 3  # ABI 4
 _SCOPE_ABSTRACT_UNIX_AND_SIGNAL = 3  # ABI 6
@@ -102,6 +110,8 @@ def change_identity(document: Document) -> None:
     """Where groups cannot be set, the caller saw that there are none to lose but the own one."""
     if document.groups is not None:
         os.setgroups(document.groups)
+    elif document.user_namespace == "late" and os.getgroups():  # they went before
+        raise OSError(errno.EPERM, "supplementary groups are left")
     os.setresgid(document.gid, document.gid, document.gid)
     os.setresuid(document.uid, document.uid, document.uid)
 
@@ -126,6 +136,8 @@ def forbid_new_privileges() -> None:
 def restrict_with_landlock(document: Document) -> str:
     """Reading files beneath /, executing the executables, and nothing else; no TCP, no signals out.
 
+    In a shared directory also listing, and changing where it is writable.
+
     Returns what was applied. A kernel without Landlock is no failure (the mount namespace already
     holds nothing writable), a kernel that has it and refuses is.
     """
@@ -144,6 +156,8 @@ def restrict_with_landlock(document: Document) -> str:
     for bind in document.binds:
         if bind.executable:
             _allow(ruleset, bind.inside, _FS_READ_FILE | _FS_EXECUTE)
+    for share in document.shares:
+        _allow(ruleset, share.inside, files & (_FS_READ | (_FS_CHANGE if share.writable else 0)))
     if document.kvm:
         _allow(ruleset, "/dev/kvm", files & (_FS_READ_FILE | _FS_WRITE_FILE | _FS_IOCTL_DEV))
     syscalls.landlock_restrict_self(ruleset)

@@ -131,7 +131,8 @@ def build_root(document: Document, trees: list[tuple[Bind, int]]) -> None:
     """An empty tmpfs, filled with the binds and, when asked for, a /dev with the KVM node alone."""
     os.umask(0o022)
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    inodes = 16 + 8 * len(trees)  # tmpfs(5): each directory and bind target is one
+    count = len(trees) + len(document.shares)
+    inodes = 16 + 8 * count  # tmpfs(5): each directory and bind target is one
     syscalls.mount("box", STAGE, "tmpfs", flags, f"mode=0755,size=64k,nr_inodes={inodes}")
     for bind, tree in trees:
         target = STAGE + bind.inside

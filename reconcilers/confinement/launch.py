@@ -2,13 +2,13 @@
 
 Started by `start.py` with `python -I -S`. It applies every layer of ORDER, stops at the first that
 fails and says which. The process is never reused: what it gave up cannot be taken back. It must
-import nothing beyond the standard library, python-prctl and its siblings document, jailroot,
-jailrights and syscalls; after the root is entered nothing can be imported at all.
+import nothing beyond the standard library, python-prctl and its siblings document, jail* and
+syscalls; after the root is entered nothing can be imported at all.
 
 The report is a line of JSON per event on the status pipe, which a successful exec closes:
-{"layer": NAME} before each layer, {"map": true} when its user namespace waits for its maps,
-{"pid": N} from the launcher, {"ready": {...}} just before
-execve, {"failed": NAME, "errno": N, "error": TEXT}.
+{"layer": NAME} before each layer, {"map": true} when its user namespace waits for its maps (from
+the launcher before, from the first process after {"pid": N}, which is the launcher's), {"ready":
+{...}} just before execve, {"failed": NAME, "errno": N, "error": TEXT}.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from reconcilers.confinement import jailrights, jailroot
-from reconcilers.confinement.document import Bind, Document
+from reconcilers.confinement import jailrights, jailroot, jailshare, jailuser
+from reconcilers.confinement.document import Bind, Document, Share
 
 
 class Launch:
@@ -31,7 +31,8 @@ class Launch:
         self.status = document.status
         self.sources: dict[int, str] = {}
         self.trees: list[tuple[Bind, int]] = []
-        self.ready: dict[str, int | str] = {}
+        self.shares: list[tuple[Share, int]] = []
+        self.ready: dict[str, object] = {}
 
     def say(self, event: dict[str, object]) -> None:
         os.write(self.status, json.dumps(event).encode() + b"\n")
@@ -55,6 +56,7 @@ class Launch:
 
     def binds(self) -> None:
         self.trees = jailroot.clone_binds(self.document, self.sources)
+        self.shares = jailshare.clone_shares(self.document)
 
     def namespaces(self) -> None:
         jailroot.leave_namespaces(self.document)
@@ -64,6 +66,9 @@ class Launch:
 
     def root(self) -> None:
         jailroot.build_root(self.document, self.trees)
+        jailshare.attach_shares(jailroot.STAGE, self.shares)
+        if self.document.proc:
+            jailshare.make_proc(jailroot.STAGE)
 
     def first_process(self) -> None:
         """The child is PID 1 of the new namespace; the parent reports it and ends.
@@ -83,8 +88,18 @@ class Launch:
     def session(self) -> None:
         jailrights.new_session()
 
+    def proc(self) -> None:
+        if self.document.proc:
+            jailshare.mount_proc(jailroot.STAGE)
+
     def pivot(self) -> None:
         jailroot.enter_root()
+
+    def late_user_namespace(self) -> None:
+        if self.document.user_namespace == "late":
+            jailuser.leave_user_namespace()
+            self.say({"map": True})
+            jailuser.wait_for_maps(self.document)
 
     def descriptors(self) -> None:
         self.status = jailrights.take_descriptors(self.document, self.status)
@@ -94,6 +109,10 @@ class Launch:
 
     def rlimits(self) -> None:
         jailrights.limit_resources(self.document)
+
+    def ambient(self) -> None:
+        if self.document.capabilities:
+            jailuser.keep_over_exec(self.document)
 
     def securebits(self) -> None:
         jailrights.lock_securebits()
@@ -105,7 +124,10 @@ class Launch:
         jailrights.change_identity(self.document)
 
     def capabilities(self) -> None:
-        jailrights.drop_capabilities()
+        if self.document.capabilities:
+            jailuser.keep_only(self.document)
+        else:
+            jailrights.drop_capabilities()
 
     def no_new_privs(self) -> None:
         jailrights.forbid_new_privileges()
@@ -115,6 +137,8 @@ class Launch:
 
     def seccomp(self) -> None:
         self.ready.update(jailrights.readings())
+        if self.document.proc:
+            self.ready["mounts"] = jailshare.mounted()
         jailrights.load_seccomp(self.document)
 
     def exec(self) -> None:
@@ -132,10 +156,13 @@ ORDER: tuple[tuple[str, Callable[[Launch], None]], ...] = (
     ("root", Launch.root),
     ("first process", Launch.first_process),
     ("session", Launch.session),
+    ("proc", Launch.proc),
     ("pivot", Launch.pivot),
+    ("late user namespace", Launch.late_user_namespace),
     ("descriptors", Launch.descriptors),
     ("signals", Launch.signals),
     ("rlimits", Launch.rlimits),
+    ("ambient set", Launch.ambient),
     ("securebits", Launch.securebits),
     ("bounding set", Launch.bounding_set),
     ("identity", Launch.identity),

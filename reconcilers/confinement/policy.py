@@ -22,6 +22,7 @@ PIDS_MAX = 64  # threads: main, RCU, one per vCPU, at most a few dozen short-liv
 CPU_PERIOD_US = 100_000
 NOFILE = 512
 UNLIMITED = -1  # RLIM_INFINITY
+SHARED_PATH = "/share"  # in the jail of a helper that serves a host directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,30 @@ def _inside(rows: tuple[tuple[int, int, int], ...], outside: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """The host directory a helper serves, by device and inode: it ends as the helper's root.
+
+    `owner` is (user, group) of the directory on the host, whose files are shown as the helper's own
+    through an idmapped mount; None shows every file as it is.
+    """
+
+    device: int
+    inode: int
+    writable: bool
+    owner: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Confinement:
-    """Everything the launcher applies and readback demands of one VMM.
+    """Everything the launcher applies and readback demands of one VMM, or of a helper beside it.
 
     `rlimits` holds (name as in resource.RLIMIT_NAME in lower case, soft, hard); -1 is no limit.
     `kvm` puts a /dev/kvm node into the jail and is chosen together with a program that allows it.
     `devices` are the network devices in its namespace beside `lo`. `uid`, `gid` and `groups` (all
     its supplementary groups) are the host's numbers; with a `user_namespace` they must be in it.
+    `role` is "vmm" or what kind of helper it is. `capabilities` are what it has as long as it
+    serves, `until_ready` those it has besides and gives up by itself before; both count only in its
+    own `user_namespace`.
     """
 
     uid: int
@@ -91,6 +109,11 @@ class Confinement:
     devices: tuple[str, ...] = ()
     groups: tuple[int, ...] = ()
     user_namespace: UserNamespace | None = None
+    role: str = "vmm"
+    capabilities: frozenset[str] = frozenset()
+    until_ready: frozenset[str] = frozenset()
+    shared: Shared | None = None
+    umask: str = "0077"
 
 
 def limits_for(*, cpus: int, ram_mib: int, kvm: bool) -> Limits:

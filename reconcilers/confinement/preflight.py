@@ -7,26 +7,22 @@ because of what it finds: a launch that lacks something fails at its layer.
 from __future__ import annotations
 
 from reconcilers.confinement import procfile
+from reconcilers.confinement.capabilities import NUMBERS
 from reconcilers.confinement.cgrouptree import host_tree
 from specs.reading import Reading
 
-# capabilities(7): what the launcher and readback use, by bit number
-NEEDED = {
-    "CAP_CHOWN": 0,
-    "CAP_KILL": 5,
-    "CAP_SETGID": 6,
-    "CAP_SETUID": 7,
-    "CAP_SETPCAP": 8,
-    "CAP_SYS_PTRACE": 19,
-    "CAP_SYS_ADMIN": 21,
-}
+# what the launcher and readback use
+NEEDED = (
+    "CAP_CHOWN", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP", "CAP_SYS_PTRACE",
+    "CAP_SYS_ADMIN",
+)  # fmt: skip
 
 
 def launching_side() -> tuple[Reading, ...]:
     """Readings of the layer `launcher`: capabilities, no_new_privs, seccomp, cgroup controllers."""
     status = procfile.fields("/proc/self/status")
     effective = int(status["CapEff"], 16)
-    lacking = [name for name, bit in NEEDED.items() if not effective >> bit & 1]
+    lacking = [name for name in NEEDED if not effective >> NUMBERS[name] & 1]
     missing = host_tree().missing
     return (
         _reading("capabilities", "none missing", ", ".join(lacking), "CapEff", not lacking),

@@ -32,9 +32,14 @@ class Held(NamedTuple):
 
 
 def read_held(pid: int, given: Collection[str]) -> Held:
-    """`given` are the files and devices of the launch, as "file DEV:INODE" or "device MAJ:MIN"."""
+    """`given` are the files and devices of the launch, as "file DEV:INODE" or "device MAJ:MIN".
+
+    "mount ID" among them is a mount of its root that its /proc may not show: a helper that changed
+    its root since shows one alone.
+    """
     proc = f"/proc/{pid}"
     own_root = _mount_ids(proc)
+    own_root.update(each.partition(" ")[2] for each in given if each.startswith("mount "))
     foreign: set[str] = set()
     strange: set[str] = set()
     for number in os.listdir(f"{proc}/fd"):
@@ -55,7 +60,7 @@ def _settled(proc: str, number: str, given: Collection[str], own_root: set[str])
     for _ in range(_ATTEMPTS):
         try:
             kind, detail = procfile.kind_of(f"{proc}/fd/{number}")
-            if kind not in ("file", "device"):
+            if kind in ("anonymous", *_HARMLESS):
                 return kind, detail
             if f"{kind} {detail}" in given:
                 return "", ""

@@ -10,9 +10,12 @@ from specs.reading import Reading
 
 
 def given_files(known: Mapping[tuple[str, str], Reading]) -> tuple[str, ...]:
-    """The files and devices it was launched with, as `procfds` writes them."""
+    """The files and devices it was launched with, as `procfds` writes them, and "mount ID" of each
+    mount of its root, where the launch recorded them."""
     recorded = known.get(atlaunch.FILES_KEY)
-    return tuple(recorded.want.split(", ")) if recorded else ()
+    mounts = known.get(atlaunch.MOUNT_IDS_KEY)
+    files = recorded.want.split(", ") if recorded else []
+    return (*files, *(f"mount {number}" for number in (mounts.want.split() if mounts else ())))
 
 
 def readings_of(

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from reconcilers.confinement import atlaunch, inside, procfile
+from reconcilers.confinement.capabilities import mask
 from reconcilers.confinement.idmaps import rows_text
-from reconcilers.confinement.policy import UNLIMITED, Confinement, UserNamespace
+from reconcilers.confinement.policy import UNLIMITED, Confinement, Shared, UserNamespace
 from reconcilers.confinement.readfds import given_files, readings_of
 from reconcilers.confinement.seccomp import read_programs
 from specs.reading import Mend, Reading
@@ -19,7 +20,6 @@ from specs.reading import Mend, Reading
 NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SECCOMP_FILTER_MODE = "2"  # proc(5), Seccomp
-_MOUNT_FLAGS = ("ro", "rw", "nosuid", "nodev", "noexec")
 # /proc/PID/limits names them in words
 _LIMIT_NAMES = {
     "core": "Max core file size",
@@ -73,10 +73,27 @@ def _status(
     groups = " ".join(map(str, want.groups))
     yield _same("identity", "Groups", groups, _each(threads, "Groups"), source)
     for name in _CAPABILITY_SETS:
-        yield _same("capabilities", name, "0" * 16, _each(threads, name), source)
+        wanted, got = _capabilities(name, threads, want)
+        yield _same("capabilities", name, wanted, got, source)
     yield _same("no_new_privs", "NoNewPrivs", "1", _each(threads, "NoNewPrivs"), source)
     yield _same("seccomp", "Seccomp", _SECCOMP_FILTER_MODE, _each(threads, "Seccomp"), source)
-    yield _same("session", "Umask", "0077", _each(threads, "Umask"), source)
+    yield _same("session", "Umask", want.umask, _each(threads, "Umask"), source)
+
+
+def _capabilities(
+    name: str, threads: Sequence[Mapping[str, str]], want: Confinement
+) -> tuple[str, str]:
+    """(wanted, got) of one set. Of a helper that gives some up by itself, a thread that began
+    before may still have them: Linux keeps capabilities per thread, and none counts on the host.
+    """
+    kept = mask(want.capabilities if name in ("CapPrm", "CapEff") else ())
+    wanted = f"{kept:016x}"
+    got = _each(threads, name)
+    if want.until_ready and name != "CapBnd" and threads[0].get(name) == wanted:
+        before = f"{mask(want.capabilities | want.until_ready):016x}"
+        if got == " | ".join(sorted({wanted, before})):
+            return got, got
+    return wanted, got
 
 
 def _seccomp(pid: int, want: Confinement) -> Iterator[Reading]:
@@ -159,10 +176,12 @@ def _root(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:
     writable = []
     for line in procfile.read(path).decode("utf-8", "replace").splitlines():
         words = line.split(" ")
-        options = words[5].split(",")
-        rows.append((words[4], ",".join(flag for flag in _MOUNT_FLAGS if flag in options)))
-        if "ro" not in options:
+        rows.append((words[4], atlaunch.flags_of(words[5])))
+        if "ro" not in words[5].split(","):
             writable.append(words[4])
+    if want.shared is not None:
+        yield from _shared_root(proc, want.shared, rows)
+        return
     yield _same("root", "writable mounts", "", " ".join(sorted(writable)), path)
     recorded = known.get(atlaunch.MOUNTS_KEY)
     wanted = recorded.want if recorded else "recorded by the launch"
@@ -172,6 +191,18 @@ def _root(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:
     if not want.kvm:
         device = [mount for mount, _ in rows if mount.startswith("/dev")]
         yield _same("root", "/dev", "", " ".join(device), path)
+
+
+def _shared_root(proc: str, shared: Shared, rows: Sequence[tuple[str, str]]) -> Iterator[Reading]:
+    """A helper whose root is the directory it serves sees one mount: that directory's."""
+    path = f"{proc}/mountinfo"
+    seen = ", ".join(f"{where} {flags}" for where, flags in rows)
+    flags = atlaunch.share_flags(shared.writable)
+    yield _same("root", "mounts in its view", f"/ {flags}", seen, path)
+    wanted = f"{shared.device}:{shared.inode}"
+    for item, link in (("directory", "root"), ("working directory", "cwd")):
+        device, inode = procfile.identity_of(f"{proc}/{link}")
+        yield _same("root", item, wanted, f"{device}:{inode}", f"{proc}/{link}")
 
 
 def _surroundings(proc: str, known: Known) -> Iterator[Reading]:

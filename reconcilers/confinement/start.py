@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from reconcilers.confinement import atlaunch, procfile
+from reconcilers.confinement.capabilities import NUMBERS
 from reconcilers.confinement.cgroup import Cgroup
-from reconcilers.confinement.document import Bind, Document
+from reconcilers.confinement.document import Bind, Document, Share
 from reconcilers.confinement.following import Follower, end
-from reconcilers.confinement.policy import Confinement
+from reconcilers.confinement.policy import SHARED_PATH, Confinement, UserNamespace
 from reconcilers.confinement.rootview import RootFile
 from specs.errors import ConfinementError
 from specs.names import HostNames
@@ -38,7 +39,9 @@ class LaunchRequest:
     (3 and up) to an open descriptor of the caller; `binds` a path inside the jail to an open
     descriptor of the caller (a regular file, readable to everybody), bound read-only. `stderr_fd`
     becomes stdout and stderr; stdin is /dev/null. `netns_fd` is the network namespace to live in;
-    without it a new one is made that holds nothing. The caller keeps and closes its descriptors.
+    without it a new one is made that holds nothing. `share_fd` is the directory of
+    `confinement.shared`, shown as SHARED_PATH. `beside` are the processes that may
+    already be in the group: helpers of the same VM. The caller keeps and closes its descriptors.
     """
 
     names: HostNames
@@ -48,6 +51,8 @@ class LaunchRequest:
     stderr_fd: int
     binds: Mapping[str, int] = field(default_factory=dict)
     netns_fd: int | None = None
+    share_fd: int | None = None
+    beside: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Launched:
 
 
 async def launch(request: LaunchRequest, *, root_files: Sequence[RootFile]) -> Launched:
-    """Starts one VMM in its jail; its cgroup must exist and be empty.
+    """Starts one VMM in its jail; its cgroup must exist and hold nobody but `request.beside`.
 
     Raises ConfinementError whose `layer` is the entry of `launch.ORDER` that failed. When it is
     cancelled it still waits for the launcher, which uses the caller's descriptors, and then ends
@@ -91,7 +96,7 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
     _check_numbers(request)
     if not group.exists():
         _refuse("cgroup", f"the group {request.names.cgroup} does not exist")
-    if holding := group.procs():
+    if holding := [pid for pid in group.procs() if pid not in request.beside]:
         _refuse("cgroup", f"the group {request.names.cgroup} already holds {holding}")
     with ExitStack() as opened:
         null = _null_device()
@@ -104,7 +109,7 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
             uid=uid,
             gid=gid,
             groups=groups,
-            user_namespace="first" if maps is not None and os.geteuid() != 0 else "",
+            user_namespace=_when(maps),
             kvm=request.confinement.kvm,
             cgroup_procs=group.procs_files(),
             binds=binds,
@@ -119,12 +124,16 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
             status=follower.status_end,
             go=follower.go_end,
             netns=-1 if request.netns_fd is None else request.netns_fd,
+            shares=_shares(request),
+            proc=request.confinement.shared is not None,
+            mapped=follower.mapped_end,
+            capabilities=_capabilities(request.confinement),
         )
         held = atlaunch.held_files(document.descriptors)
         ended = follower.follow(document, time.monotonic() + TIMEOUT, group.procs, maps)
     try:
         exe = _verify(ended.pid, request.argv[0])
-        table = atlaunch.mount_table(binds, kvm_at=_kvm_mount(document))
+        table = atlaunch.mount_table(document, kvm_at=_kvm_mount(document))
         program = request.confinement.seccomp.sha256
         at_launch = atlaunch.readings(ended.ready, table, held, exe, program)
         if wrong := [each for each in at_launch if not each.ok]:
@@ -157,6 +166,28 @@ def _binds(request: LaunchRequest, root_files: Sequence[RootFile]) -> tuple[Bind
     return tuple(binds)
 
 
+def _when(maps: UserNamespace | None) -> str:
+    """Root builds the jail with its own rights, and leaves them behind afterwards."""
+    if maps is None:
+        return ""
+    return "late" if os.geteuid() == 0 else "first"
+
+
+def _shares(request: LaunchRequest) -> tuple[Share, ...]:
+    shared = request.confinement.shared
+    if shared is None or request.share_fd is None:
+        return ()
+    shown = (request.confinement.uid, request.confinement.gid)
+    return (Share(SHARED_PATH, request.share_fd, shared.writable, shared.owner, shown),)
+
+
+def _capabilities(confinement: Confinement) -> tuple[int, ...]:
+    wanted = confinement.capabilities | confinement.until_ready
+    if wanted and confinement.user_namespace is None:
+        _refuse("capabilities", "none are kept outside a user namespace of its own")
+    return tuple(sorted(NUMBERS[name] for name in wanted))
+
+
 def _check_numbers(request: LaunchRequest) -> None:
     for number in request.descriptors:
         if number < 3:
@@ -179,7 +210,7 @@ def _identity(want: Confinement) -> tuple[int, int, tuple[int, ...] | None]:
         _refuse("user namespace", str(error))
     if maps.setgroups:
         return uid, gid, groups
-    if set(os.getgroups()) != set(want.groups):
+    if os.geteuid() != 0 and set(os.getgroups()) != set(want.groups):
         _refuse("identity", f"the groups {os.getgroups()} of this process would stay with it")
     return uid, gid, None
 

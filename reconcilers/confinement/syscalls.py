@@ -15,7 +15,7 @@ import struct
 # --- mount(2), umount2(2), unshare(2) ---
 MS_REC = 0x4000
 MS_PRIVATE = 1 << 18
-MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MNT_DETACH = 2
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -29,6 +29,7 @@ OPEN_TREE_CLONE = 1
 MOVE_MOUNT_F_EMPTY_PATH = 0x4
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
+MOUNT_ATTR_IDMAP = 0x00100000
 AT_EMPTY_PATH = 0x1000
 # --- openat2(2) ---
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -49,7 +50,7 @@ PTRACE_SECCOMP_GET_FILTER = 0x420C
 IN_MODIFY = 0x2
 
 _PR_SET_SECUREBITS, _PR_CAPBSET_READ = 28, 23
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
 _SECCOMP_SET_MODE_FILTER = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _BPF_INSTRUCTION = 8  # sizeof(struct sock_filter)
@@ -63,8 +64,8 @@ _NUMBERS = {
     "landlock_add_rule": 445,
     "landlock_restrict_self": 446,
 } | {
-    "x86_64": {"pivot_root": 155, "seccomp": 317, "capget": 125},
-    "aarch64": {"pivot_root": 41, "seccomp": 277, "capget": 90},
+    "x86_64": {"pivot_root": 155, "seccomp": 317, "capget": 125, "capset": 126},
+    "aarch64": {"pivot_root": 41, "seccomp": 277, "capget": 90, "capset": 91},
 }.get(os.uname().machine, {})
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -131,10 +132,15 @@ def move_mount(tree: int, target: int, *, path: str | None = None) -> None:
     _call("move_mount", tree, b"", target, b"", flags, path=path)
 
 
-def mount_setattr(descriptor: int, attributes: int) -> None:
-    """Makes the mount whose root is behind `descriptor` private and sets MOUNT_ATTR_* on it."""
+def mount_setattr(descriptor: int, attributes: int, userns: int = -1) -> None:
+    """Makes the mount whose root is behind `descriptor` private and sets MOUNT_ATTR_* on it.
+
+    With the descriptor of a user namespace, the owners of its files are shown as that maps them.
+    """
+    if userns >= 0:
+        attributes |= MOUNT_ATTR_IDMAP
     # struct mount_attr { __u64 attr_set, attr_clr, propagation, userns_fd; }
-    block = (ctypes.c_uint64 * 4)(attributes, 0, MS_PRIVATE, 0)
+    block = (ctypes.c_uint64 * 4)(attributes, 0, MS_PRIVATE, max(userns, 0))
     size = ctypes.sizeof(block)
     _call("mount_setattr", descriptor, b"", AT_EMPTY_PATH, ctypes.byref(block), size)
 
@@ -186,6 +192,21 @@ def capbset_read(capability: int) -> int:
 
 def ambient_clear() -> None:
     _check(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "PR_CAP_AMBIENT")
+
+
+def ambient_raise(capability: int) -> None:
+    """It must be permitted and inheritable, and NO_CAP_AMBIENT_RAISE not be set."""
+    result = _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability, 0, 0)
+    _check(result, f"PR_CAP_AMBIENT_RAISE({capability})")
+
+
+def capset(effective: int, permitted: int, inheritable: int) -> None:
+    """Sets the capabilities of the calling thread, each a bit mask."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    sets = (effective, permitted, inheritable)
+    low, high = [each & 0xFFFFFFFF for each in sets], [each >> 32 for each in sets]
+    data = (ctypes.c_uint32 * 6)(*low, *high)
+    _call("capset", ctypes.byref(header), ctypes.byref(data))
 
 
 def capget() -> tuple[int, int, int]:

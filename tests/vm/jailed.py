@@ -27,9 +27,17 @@ import prctl
 
 from agent import cpio
 from reconcilers.confinement.cgroup import Cgroup
-from reconcilers.confinement.policy import MIB, Confinement, Program, limits_for, rlimits_for
+from reconcilers.confinement.policy import (
+    MIB,
+    Confinement,
+    Program,
+    Shared,
+    limits_for,
+    rlimits_for,
+)
 from reconcilers.confinement.rootview import RootFile, root_files
 from reconcilers.confinement.seccomp import load_profile
+from reconcilers.confinement.sharepolicy import share_confinement
 from reconcilers.confinement.start import Launched, LaunchRequest, launch_blocking
 from specs.names import HostNames
 from tests.conftest import GUEST_KERNEL
@@ -50,6 +58,19 @@ def confinement(program: Program | None = None, *, disk_bytes: int = 64 * MIB) -
         limits=limits_for(cpus=2, ram_mib=256, kvm=False),
         rlimits=rlimits_for(disk_bytes=disk_bytes),
         seccomp=program or load_profile("qemu", False),
+    )
+
+
+def serving(share: Path, *, writable: bool = False, program: Program | None = None) -> Confinement:
+    """The jail of a helper that serves this directory."""
+    found = share.stat()
+    return share_confinement(
+        uid=UID,
+        gid=UID,
+        isolation="strict",
+        limits=limits_for(cpus=2, ram_mib=256, kvm=False),
+        program=program or load_profile("qemu", False),
+        shared=Shared(found.st_dev, found.st_ino, writable, (found.st_uid, found.st_gid)),
     )
 
 
@@ -74,21 +95,28 @@ class Jail:
         binds: Mapping[str, int] | None = None,
         files: tuple[RootFile, ...] | None = None,
         netns: int | None = None,
+        share: Path | None = None,
     ) -> Launched:
-        request = LaunchRequest(
-            names=self.names,
-            confinement=self.want,
-            argv=argv,
-            descriptors={
-                **{n: s.fileno() for n, s in self._sockets.items()},
-                **(descriptors or {}),
-            },
-            binds=binds or {},
-            stderr_fd=self._errors_end,
-            netns_fd=netns,
-        )
-        wanted = root_files(argv[0], kvm=self.want.kvm) if files is None else files
-        self.launched = launch_blocking(request, root_files=wanted)
+        with contextlib.ExitStack() as opened:
+            shared = None
+            if share is not None:
+                shared = os.open(share, os.O_PATH | os.O_DIRECTORY)
+                opened.callback(os.close, shared)
+            request = LaunchRequest(
+                names=self.names,
+                confinement=self.want,
+                argv=argv,
+                descriptors={
+                    **{n: s.fileno() for n, s in self._sockets.items()},
+                    **(descriptors or {}),
+                },
+                binds=binds or {},
+                stderr_fd=self._errors_end,
+                netns_fd=netns,
+                share_fd=shared,
+            )
+            wanted = root_files(argv[0], kvm=self.want.kvm) if files is None else files
+            self.launched = launch_blocking(request, root_files=wanted)
         return self.launched
 
     def start_bare(self, *more: str, **others: Any) -> Launched:

@@ -33,10 +33,13 @@ REFUSALS: dict[str, tuple[str, tuple[int, int, int] | None]] = {
     "root": ("move_mount", None),
     "first process": ("clone", (0, 0x14000, 0)),  # neither CLONE_THREAD nor CLONE_VFORK
     "session": ("umask", (0, 0o777, 0o077)),
+    "proc": ("mount", (3, 0xFFFFFFFF, 0xF)),  # MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
     "pivot": ("pivot_root", None),
+    "late user namespace": ("setgroups", None),
     "descriptors": ("close_range", None),
     "signals": ("rt_sigaction", (0, 0xFFFFFFFF, 13)),  # SIGPIPE
     "rlimits": ("prlimit64", (1, 0xFFFFFFFF, 4)),  # RLIMIT_CORE
+    "ambient set": ("capset", None),
     "securebits": ("prctl", (0, 0xFFFFFFFF, 28)),
     "bounding set": ("prctl", (0, 0xFFFFFFFF, 24)),
     "identity": ("setresuid", None),
@@ -45,14 +48,17 @@ REFUSALS: dict[str, tuple[str, tuple[int, int, int] | None]] = {
     "landlock": ("landlock_restrict_self", None),
     "seccomp": ("seccomp", None),
 }
+# what is applied only to a helper that serves a directory
+OF_HELPERS = ("proc", "late user namespace", "ambient set")
 DRIVER = """
-import errno, json, os, subprocess, sys
+import errno, json, os, pathlib, subprocess, sys
 import prctl, pyseccomp
 from reconcilers.confinement.start import LaunchRequest, launch
 from specs.errors import ConfinementError
-from tests.vm.jailed import jail
+from tests.vm.jailed import jail, serving
 order = json.loads(sys.argv[1])
-with jail() as made:
+share = pathlib.Path(order["share"]) if order["share"] else None
+with jail(serving(share) if share else None) as made:
     mounts = open("/proc/self/mountinfo").read()
     descriptors = os.listdir("/proc/self/fd")
     if order["groups"]:
@@ -73,7 +79,7 @@ with jail() as made:
         refuse.load()
     answer = {}
     try:
-        made.start(*order["argv"])
+        made.start(*order["argv"], share=share)
         answer["status"] = made.status()
         answer["layer"] = ""
         enter = ["nsenter", "--uts", f"--target={made.pid}", "hostname"]
@@ -97,6 +103,7 @@ def launch_under(
     *,
     nnp: bool = False,
     groups: tuple[int, ...] = (),
+    share: Path | None = None,
 ) -> dict[str, object]:
     """Launches a probe from a process that was first put under the refusal."""
     order = {
@@ -104,6 +111,7 @@ def launch_under(
         "argument": argument,
         "nnp": nnp,
         "groups": groups,
+        "share": str(share or ""),
         "argv": [probe()],
     }
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -124,9 +132,9 @@ def test_every_layer_of_the_order_has_a_way_to_fail_here() -> None:
 
 
 @pytest.mark.parametrize("layer", REFUSALS)
-def test_refused_layer_is_named_and_nothing_is_left(layer: str) -> None:
+def test_refused_layer_is_named_and_nothing_is_left(layer: str, tmp_path: Path) -> None:
     call, argument = REFUSALS[layer]
-    answer = launch_under(call, argument)
+    answer = launch_under(call, argument, share=tmp_path if layer in OF_HELPERS else None)
     assert answer["layer"] == layer, answer
     assert layer in str(answer["message"])
     assert answer["members"] == []
