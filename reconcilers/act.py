@@ -22,7 +22,7 @@ from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import mend
 from reconcilers.facts import MIB, Disk, Image
-from reconcilers.host import Host
+from reconcilers.host import Host, features_of
 from reconcilers.live import Live
 from reconcilers.sockets import SOCKET_MODE
 from reconcilers.steps import Step
@@ -180,7 +180,7 @@ class Actor:
         group = self._host.cgroup(self._names)
         # A fresh group for each start: its counters then speak of this VMM alone.
         await asyncio.to_thread(_renew, group, confinement)
-        boot = await asyncio.to_thread(self._host.boot)
+        boot = await asyncio.to_thread(self._host.boot, features_of(box))
         record, errors = await microvm.start(
             self._host.layout,
             microvm.Start(

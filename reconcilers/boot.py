@@ -46,19 +46,19 @@ class BootFiles:
         self._lock = threading.Lock()  # passes ask from threads: hashing takes its time
         self._initramfs: dict[tuple[str | int, ...], Path] = {}
 
-    def current(self, kernel: Kernel) -> Boot:
-        """The kernel and the initramfs made for it (built when missing; blocking). Raises
-        HostError.
+    def current(self, kernel: Kernel, features: frozenset[str] = frozenset()) -> Boot:
+        """The kernel, and the initramfs made for it with the modules of `features` (built when
+        missing; blocking). Raises HostError.
         """
         with self._lock:
-            return self._current(kernel)
+            return self._current(kernel, features)
 
-    def _current(self, kernel: Kernel) -> Boot:
+    def _current(self, kernel: Kernel, features: frozenset[str]) -> Boot:
         image = self._open(kernel.image)
-        initramfs = self._open(self._initramfs_for(kernel, image))
+        initramfs = self._open(self._initramfs_for(kernel, image, features))
         if initramfs.path.stem != f"initramfs-{initramfs.sha256}":  # it was changed since
             initramfs.path.unlink()
-            initramfs = self._open(self._initramfs_for(kernel, image))
+            initramfs = self._open(self._initramfs_for(kernel, image, features))
         return Boot(image, initramfs, kernel.release)
 
     def _open(self, path: Path) -> BootFile:
@@ -78,14 +78,17 @@ class BootFiles:
         self._held[key] = BootFile(descriptor, digest, path)
         return self._held[key]
 
-    def _initramfs_for(self, kernel: Kernel, image: BootFile) -> Path:
+    def _initramfs_for(self, kernel: Kernel, image: BootFile, features: frozenset[str]) -> Path:
         agent = agent_binary()
         facts = agent.stat()
-        key = (image.sha256, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+        key: tuple[str | int, ...] = (
+            image.sha256, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns,
+            *sorted(features),
+        )  # fmt: skip
         known = self._initramfs.get(key)
         if known is not None and known.is_file():
             return known
-        content = build_initramfs(agent, boot_modules(kernel))
+        content = build_initramfs(agent, boot_modules(kernel, features))
         self._kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
         target = self._kernels / f"initramfs-{hashlib.sha256(content).hexdigest()}.cpio"
         if not target.is_file():

@@ -19,7 +19,7 @@ from reconcilers.hostfacts import read_host
 from reconcilers.image import Images
 from reconcilers.kernel import find_kernel
 from reconcilers.layout import Layout
-from specs.boxfile import Boxfile, Isolation
+from specs.boxfile import Boxfile, Isolation, Network
 from specs.config import Config
 from specs.errors import Conflict, HostError
 from specs.names import HostNames
@@ -68,11 +68,11 @@ class Host:
         except KeyError:
             raise HostError(f"backend {name} is not supported yet") from None
 
-    def boot(self) -> Boot:
+    def boot(self, features: frozenset[str] = frozenset()) -> Boot:
         """Kernel and initramfs, found again each time so that a changed configuration is seen
-        (blocking).
+        (blocking). `features` are what the guest needs modules for beyond its disks.
         """
-        return self.boot_files.current(find_kernel(self.config, self.layout.kernels))
+        return self.boot_files.current(find_kernel(self.config, self.layout.kernels), features)
 
     async def choose_accel(self, box: Boxfile, boot: Boot) -> Choice:
         """KVM or emulation for this Boxfile; may boot the probe's guest once."""
@@ -162,6 +162,12 @@ class Host:
                 policy = replace(policy, user_namespace=maps, groups=groups)
             self._policies[key] = policy
         return self._policies[key]
+
+
+def features_of(box: Boxfile) -> frozenset[str]:
+    """What this guest needs kernel modules for beyond its disks and its channel."""
+    wanted = {"mounts": bool(box.mounts), "network": box.network is not Network.none}
+    return frozenset(name for name, needed in wanted.items() if needed)
 
 
 def launch_key(box: Boxfile, choice: Choice, image_digest: str) -> str:

@@ -16,6 +16,7 @@ import shutil
 import struct
 import sys
 import tempfile
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -42,12 +43,18 @@ WANTED_MODULES = (
     "overlay",
     "ext4",
 )
+# Each costs a guest that does not need it a few hundredths of a second, so it is not given any.
+FEATURE_MODULES: Mapping[str, tuple[str, ...]] = {
+    "mounts": ("fuse", "virtiofs"),
+    "network": ("virtio_net",),
+}
 
 _ELF_MAGIC = b"\x7fELF"
 # Documentation/arch/x86/boot.rst: setup_sects, payload_offset, payload_length.
 _SETUP_SECTS, _PAYLOAD = 0x1F1, 0x248
 _LZ4_LEGACY_MAGIC = b"\x02\x21\x4c\x18"
 _LZ4_LEGACY_CHUNK = 8 << 20
+_KEPT = "modules.kept"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -122,9 +129,11 @@ def release_of(image: Path) -> str:
     return release.decode("ascii", "replace")
 
 
-def boot_modules(kernel: Kernel) -> list[tuple[str, bytes]]:
-    """The wanted modules and what they depend on, each as (name, content), in the order to load
-    them.
+def boot_modules(
+    kernel: Kernel, features: Collection[str] = frozenset()
+) -> list[tuple[str, bytes]]:
+    """The wanted modules, those of `features` (keys of FEATURE_MODULES) and what they depend on,
+    each as (name, content), in the order to load them.
 
     Debian's unpacked package has no modules.dep (depmod writes it at install time), so the
     dependencies are read from each module's own .modinfo section.
@@ -150,7 +159,8 @@ def boot_modules(kernel: Kernel) -> list[tuple[str, bytes]]:
             load(dependency)
         loaded[name] = content
 
-    for name in WANTED_MODULES:
+    more = (name for feature in sorted(features) for name in FEATURE_MODULES[feature])
+    for name in (*WANTED_MODULES, *more):
         load(name)
     return list(loaded.items())
 
@@ -240,7 +250,7 @@ def fetch(cache: Path = SYSTEM_CACHE) -> Kernel:
         raise HostError(f"apt knows no {DEBIAN_PACKAGE}", fix="run apt-get update and try again")
     package, release = match.groups()
     target = cache / release
-    if not (target / "vmlinux").is_file():
+    if not _is_complete(target):
         with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as scratch:
             _unpack(package, release, Path(scratch), target)
     link = cache / f".current-{os.getpid()}"
@@ -265,12 +275,24 @@ def _unpack(package: str, release: str, scratch: Path, target: Path) -> None:
     (ready / "vmlinux").write_bytes(uncompressed(image))
     shutil.move(modules / release, ready / "modules")
     # Only what may be loaded is kept: the package is 100 MB unpacked, these are 2.
-    _keep_only(
-        ready / "modules", boot_modules(Kernel(ready / "vmlinux", ready / "modules", release))
-    )
+    unpacked = Kernel(ready / "vmlinux", ready / "modules", release)
+    _keep_only(ready / "modules", boot_modules(unpacked, FEATURE_MODULES))
+    (ready / _KEPT).write_text(_kept())
     with open(ready / "vmlinux", "rb") as file:
         os.fsync(file.fileno())
+    if target.exists():  # fetched by a version that kept fewer modules
+        target.rename(scratch / "former")
     ready.rename(target)
+
+
+def _kept() -> str:
+    """What a fetched kernel holds, so that one that an older version fetched is told apart."""
+    return " ".join((*WANTED_MODULES, *(n for names in FEATURE_MODULES.values() for n in names)))
+
+
+def _is_complete(target: Path) -> bool:
+    kept = target / _KEPT
+    return (target / "vmlinux").is_file() and kept.is_file() and kept.read_text() == _kept()
 
 
 def _keep_only(modules: Path, wanted: list[tuple[str, bytes]]) -> None:

@@ -19,7 +19,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     agent = tmp_path / "agent"
     agent.touch()
     monkeypatch.setattr(boot, "agent_binary", lambda: agent)
-    monkeypatch.setattr(boot, "boot_modules", lambda kernel: ())
+    monkeypatch.setattr(boot, "boot_modules", lambda kernel, features: ())
     monkeypatch.setattr(boot, "build_initramfs", lambda agent, modules: CONTENT)
     image = tmp_path / "vmlinuz"
     image.write_bytes(b"a kernel")
