@@ -161,6 +161,15 @@ class AgentClient:
         """Make `new` (32 bytes) the token of later connections. Raises GuestError."""
         await self._ask(Kind.ROTATE, new)
 
+    async def mount(self, tag: str, path: str, *, readonly: bool) -> None:
+        """Show the shared directory `tag` to the workloads at `path`; again is no mistake.
+
+        Raises GuestError, in the guest's own words, when it cannot be.
+        """
+        if "mount" not in self.hello.capabilities:
+            raise GuestError("the guest's agent cannot mount shared directories")
+        await self._ask(Kind.MOUNT, messages.mount_body(tag, path, readonly=readonly))
+
     async def stats(self) -> dict[str, str]:
         """Numbers the agent keeps; for people."""
         return messages.parse_stats(await self._ask(Kind.STATS))

@@ -22,6 +22,7 @@ STRINGS_MAX = 400_000
 OUTPUT_WINDOW = 256 * 1024
 STDIN_WINDOW = 64 * 1024
 HELLO_MAX = 4096
+TAG_MAX = 36  # bytes, struct virtio_fs_config
 TEXT_MAX = 512
 ARGUMENT_MAX = 128 * 1024 - 1
 """Longest argument or NAME=value execve(2) takes (MAX_ARG_STRLEN), without its ending zero."""
@@ -40,6 +41,7 @@ class Kind(IntEnum):
     ROTATE = 8
     SHUTDOWN = 9
     STATS = 10
+    MOUNT = 11
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,14 @@ def write_body(path: str, size: int, mode: int, uid: int, gid: int) -> bytes:
     if not 0 <= mode <= 0o7777 or not 0 <= uid < 2**32 - 1 or not 0 <= gid < 2**32 - 1:
         raise UsageError(f"mode {mode:o}, uid {uid} or gid {gid} is out of range")
     return struct.pack(">IIIQ", mode, uid, gid, size) + _path(path)
+
+
+def mount_body(tag: str, path: str, *, readonly: bool) -> bytes:
+    """The body of MOUNT. Raises UsageError."""
+    name = tag.encode()
+    if not 0 < len(name) <= TAG_MAX or b"\0" in name:
+        raise UsageError(f"{visible(tag)!r} cannot be the tag of a shared directory")
+    return name + b"\0" + _path(path) + (b"ro\0" if readonly else b"rw\0")
 
 
 def _path(path: str) -> bytes:

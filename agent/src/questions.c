@@ -63,6 +63,20 @@ static void stats(struct session *session, const struct stream *stream) {
     reply(session, stream, REPLY_DONE, lines, strlen(lines));
 }
 
+static void mount_directory(struct session *session, const struct stream *stream) {
+    struct shared wanted;
+    char why[256];
+    if (!mount_parse(stream->body, stream->body_total, &wanted)) {
+        reply(session, stream, REPLY_MALFORMED, "malformed", 9);
+    } else if (!session->disks.root_ready) {
+        reply(session, stream, REPLY_FAILED, session->disks.root, strlen(session->disks.root));
+    } else if (!view_mount(&session->view, &wanted, why, sizeof why)) {
+        reply(session, stream, REPLY_FAILED, why, strlen(why));
+    } else {
+        reply(session, stream, REPLY_DONE, "", 0);
+    }
+}
+
 static bool sound(const struct stream *stream) {
     uint32_t length = stream->body_total;
     switch (stream->kind) {
@@ -72,6 +86,7 @@ static bool sound(const struct stream *stream) {
     case REQUEST_ROTATE: return length == TOKEN_SIZE;
     case REQUEST_SHUTDOWN: return length == 4;
     case REQUEST_STATS: return length == 0;
+    case REQUEST_MOUNT: return length <= MOUNT_TAG_MAX + MOUNT_PATH_MAX + 5;
     case REQUEST_EXEC:
     case REQUEST_READ:
     case REQUEST_WRITE:
@@ -102,6 +117,9 @@ void question_answer(struct session *session, struct stream *stream) {
         break;
     case REQUEST_STATS:
         stats(session, stream);
+        break;
+    case REQUEST_MOUNT:
+        mount_directory(session, stream);
         break;
     case REQUEST_SHUTDOWN: {
         int error = power_settle(session, load32(body));

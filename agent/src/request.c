@@ -87,6 +87,7 @@ bool order_parse(enum request_kind kind, const uint8_t *body, size_t length, str
     case REQUEST_ROTATE:
     case REQUEST_SHUTDOWN:
     case REQUEST_STATS:
+    case REQUEST_MOUNT:
     default:
         return false;
     }

@@ -24,6 +24,7 @@ enum request_kind {
     REQUEST_ROTATE = 8,
     REQUEST_SHUTDOWN = 9,
     REQUEST_STATS = 10,
+    REQUEST_MOUNT = 11,
 };
 
 struct hello {

@@ -9,7 +9,7 @@
 #include "questions.h"
 
 #define AGENT_VERSION "0.1.0"
-#define CAPABILITIES "exec read write resize clock reseed rotate ping shutdown stats"
+#define CAPABILITIES "exec read write resize clock reseed rotate ping shutdown stats mount"
 
 static const uint8_t sync_mark[8] = {0x00, 'B', 'O', 'X', 'S', 'Y', 'N', 'C'};
 
@@ -102,6 +102,7 @@ static void complete(struct session *session, struct stream *stream) {
     case REQUEST_ROTATE:
     case REQUEST_SHUTDOWN:
     case REQUEST_STATS:
+    case REQUEST_MOUNT:
     default:
         question_answer(session, stream);
         stream_release(&session->streams, stream);

@@ -152,7 +152,35 @@ bool view_start(struct view *view, char *why, size_t room) {
     char path[64];
     text(path, sizeof path, "/proc/%d/ns/mnt", (int)view->init);
     view->mount_ns = open(path, O_RDONLY | O_CLOEXEC);
-    return view->mount_ns >= 0 || failed(view, why, room, strerror(errno));
+    if (view->mount_ns < 0) return failed(view, why, room, strerror(errno));
+    for (size_t i = 0; i < view->mounts.count; i++) {
+        if (mount_attach(view->mount_ns, group, &view->mounts.all[i], line, sizeof line)) continue;
+        close_fd(&view->mount_ns);
+        return failed(view, why, room, line);
+    }
+    return true;
+}
+
+bool view_mount(struct view *view, const struct shared *wanted, char *why, size_t room) {
+    if (!view_start(view, why, room)) return false;
+    const struct shared *known = mounts_find(&view->mounts, wanted->tag);
+    if (known != NULL) {
+        if (strcmp(known->path, wanted->path) == 0 && known->readonly == wanted->readonly) return true;
+        text(why, room, "it is mounted at %.80s already", known->path);
+        return false;
+    }
+    if (view->mounts.count == MOUNTS_MAX) {
+        text(why, room, "there are %u already", MOUNTS_MAX);
+        return false;
+    }
+    AUTO_CLOSE int group = open(CGROUP_INIT, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (group < 0) {
+        text(why, room, "%s", strerror(errno));
+        return false;
+    }
+    if (!mount_attach(view->mount_ns, group, wanted, why, room)) return false;
+    view->mounts.all[view->mounts.count++] = *wanted;
+    return true;
 }
 
 void view_ended(struct view *view) {
