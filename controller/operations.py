@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-from agent.client import AgentClient
+from agent.client import AgentClient, Hello
 from agent.messages import ExecRequest
 from agent.process import Process
 from controller import apply
@@ -20,12 +20,17 @@ from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.service import Applied
 from controller.store import Store
-from reconcilers import guest
+from reconcilers import guest, proofs
 from reconcilers.host import Host
 from reconcilers.live import Live
-from reconcilers.observe import disk_bytes, read_confinement
+from reconcilers.observe import (
+    PING_TIMEOUT,
+    disk_bytes,
+    read_confinement,
+    wanted_confinement,
+)
 from specs.drift import Event
-from specs.errors import InvalidBoxfile, NoSandbox, NotUp
+from specs.errors import BoxError, InvalidBoxfile, NoSandbox, NotUp
 from specs.parse import parse_boxfile
 from specs.reading import Reading
 from specs.report import Report
@@ -42,6 +47,17 @@ async def _end_overdue(process: Process, seconds: float) -> None:
             await process.wait()
     except TimeoutError:
         await process.overdue()
+
+
+async def _answering(live: Live) -> Hello | None:
+    """What the guest said of itself when its channel was opened, if it still answers on it."""
+    if live.client is None:
+        return None
+    try:
+        await live.client.ping(PING_TIMEOUT)
+    except BoxError:
+        return None
+    return live.client.hello
 
 
 def installed_version() -> str:
@@ -134,17 +150,30 @@ class Operations:
         self._rescan()
 
     async def verify(self, name: str) -> Sequence[Reading]:
-        entry, live, client = self._up(name)
-        box = entry.record.spec
+        """Every proof that can be made now, also of a VM whose guest is silent."""
+        entry, live = self._running(name)
+        box, record = entry.record.spec, live.record
         assert box is not None
         uid = self._host.claimed_uid(name, str(box.isolation))
         size = disk_bytes(self._layout, name)
-        proofs = (*guest.prove_process(live.record), *guest.prove_kernel(live.record, client.hello))
-        kernel = tuple(
-            Reading("kernel", p.item, p.want, p.got, p.ok, p.source, "live", "replace")
-            for p in proofs
+        want = wanted_confinement(self._host, box, record, uid, size)
+        outside = await asyncio.to_thread(proofs.from_outside, record, want, cpus=box.cpus)
+        told = proofs.from_the_guest(record, await _answering(live))
+        try:
+            confinement = read_confinement(self._host, name, box, record, uid, size)
+        except ProcessLookupError as error:
+            raise NotUp(f"the VMM of {name} has just ended", fix=f"box events {name}") from error
+        found = (
+            *(
+                Reading("kernel", p.item, p.want, p.got, p.ok, p.source, "live", "replace")
+                for p in outside
+            ),
+            *(
+                Reading("guest", p.item, p.want, p.got, p.ok, p.source, "live", "replace")
+                for p in told
+            ),
+            *confinement,
         )
-        found = (*kernel, *read_confinement(self._host, name, box, live.record, uid, size))
         if not all(reading.ok for reading in found):
             self._wake(name)  # what was just seen need not wait for the next timed pass
         return found
@@ -167,10 +196,18 @@ class Operations:
             )
         return entry
 
-    def _up(self, name: str) -> tuple[Entry, Live, AgentClient]:
+    def _running(self, name: str) -> tuple[Entry, Live]:
+        """Its VMM is held, whether or not its guest answers."""
         entry = self._entry(name)
-        live = entry.live
-        if live is None or live.client is None or entry.record.spec is None:
+        if entry.live is None or entry.record.spec is None:
+            raise NotUp(
+                f"{name} is not up", fix=f"box wait {name} --for Ready, or box describe {name}"
+            )
+        return entry, entry.live
+
+    def _up(self, name: str) -> tuple[Entry, Live, AgentClient]:
+        entry, live = self._running(name)
+        if live.client is None:
             raise NotUp(
                 f"{name} is not up", fix=f"box wait {name} --for Ready, or box describe {name}"
             )

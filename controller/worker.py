@@ -246,8 +246,10 @@ class Worker:
             return 0
 
     def _note_drift(self, entry: Entry, todo: tuple[Step, ...]) -> None:
-        if entry.converged_generation != entry.record.generation or entry.removing:
+        if entry.removing:
             return
+        if entry.converged_generation != entry.record.generation:
+            todo = tuple(step for step in todo if step.unasked)
         if entry.over_ceiling or (entry.choice is not None and entry.choice.refused):
             return  # policy.toml or the host changed its mind; that is no drift of the host
         entry.drift, new = driftbook.found(entry.drift, todo, timestamp())

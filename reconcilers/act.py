@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agent.client import AgentClient
-from reconcilers import console, guest, launchrecord, microvm, procfs, qmp, steps
+from reconcilers import console, guest, launchrecord, microvm, procfs, qmp, runtimefiles, steps
 from reconcilers import disk as disks
 from reconcilers.accel import Choice
 from reconcilers.confinement.cgroup import Cgroup
@@ -24,7 +24,6 @@ from reconcilers.confinement.readback import mend
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host, features_of
 from reconcilers.live import Live
-from reconcilers.sockets import SOCKET_MODE
 from reconcilers.steps import Step
 from specs.boxfile import Boxfile
 from specs.errors import BoxError, ChannelError, HostError
@@ -268,11 +267,8 @@ class Actor:
     def _mend(self, readings: tuple[Reading, ...]) -> None:
         box, choice = self._wanted()
         live = self._held()
-        sockets = [reading for reading in readings if reading.layer == "sockets"]
-        for reading in sockets:
-            os.chown(reading.source, os.geteuid(), os.getegid(), follow_symlinks=False)
-            os.chmod(reading.source, SOCKET_MODE)
-        others = tuple(reading for reading in readings if reading.layer != "sockets")
+        runtimefiles.mend_files([each for each in readings if each.layer == runtimefiles.LAYER])
+        others = tuple(each for each in readings if each.layer != runtimefiles.LAYER)
         if others:
             want = self._policy(box, choice, live.record.uid)
             mend(live.record.pid, want, self._names, others)

@@ -9,6 +9,7 @@ from the host.
 from __future__ import annotations
 
 import asyncio
+import platform
 from dataclasses import dataclass, replace
 
 from agent.client import AgentClient, Hello
@@ -74,8 +75,8 @@ def prove_process(record: LaunchRecord) -> tuple[Proof, ...]:
         ),
         Proof(
             "executable",
-            _inode(record.exe),
-            _inode(exe) if exe else "unreadable",
+            _program(record.argv[0], record.exe) if record.argv else "recorded by the launch",
+            _program(procfs.executable_path(record.pid), exe) if exe else "unreadable",
             exe == record.exe,
             f"/proc/{record.pid}/exe",
         ),
@@ -83,30 +84,26 @@ def prove_process(record: LaunchRecord) -> tuple[Proof, ...]:
 
 
 def prove_kernel(record: LaunchRecord, hello: Hello) -> tuple[Proof, ...]:
-    """What the guest says of its kernel, against what was started and against the host's own."""
+    """What the guest says of its kernel, against what was started and against the host's own.
+
+    Its release may be the host's: both can run the same distribution's kernel. Its boot id never.
+    """
     ours = procfs.host_boot_id()
     same_boot = hello.boot_id == record.guest_boot_id
     return (
         Proof(
             "kernel release",
-            record.kernel_release,
+            f"{record.kernel_release}; the host's is {platform.release()}",
             hello.kernel,
             hello.kernel == record.kernel_release,
             "the guest's uname(2)",
         ),
         Proof(
             "boot id",
-            f"{record.guest_boot_id}, not the host's",
+            f"{record.guest_boot_id}; the host's is {ours}",
             hello.boot_id,
             same_boot and hello.boot_id != ours and hello.boot_id != "",
             "the guest's /proc/sys/kernel/random/boot_id",
-        ),
-        Proof(
-            "kernel image",
-            record.kernel_sha256,
-            record.kernel_sha256,
-            True,
-            "SHA-256 of the descriptor bound into the jail, taken before the launch",
         ),
     )
 
@@ -128,5 +125,5 @@ def require_proof(record: LaunchRecord, hello: Hello) -> None:
             )
 
 
-def _inode(pair: tuple[int, int]) -> str:
-    return f"inode {pair[1]} on device {pair[0]}"
+def _program(path: str, pair: tuple[int, int]) -> str:
+    return f"{path}, inode {pair[1]} on device {pair[0]}"

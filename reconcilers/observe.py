@@ -5,20 +5,19 @@ What cannot be read becomes `Unknown`; only a definite "not there" becomes None.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Set
 from pathlib import Path
 
 from reconcilers import disk as disks
 from reconcilers import launchrecord, procfs, qmp
+from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import read_vmm
 from reconcilers.facts import Disk, Guest, Image, Observed, Unknown, Vmm
 from reconcilers.host import Host
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.live import Live
-from reconcilers.sockets import SOCKET_MODE
+from reconcilers.runtimefiles import read_files
 from specs.boxfile import Boxfile
 from specs.errors import BoxError
 from specs.reading import Reading
@@ -46,7 +45,9 @@ async def observe(
     known = vmm.pid if isinstance(vmm, Vmm) else 0
     # The list of marked processes is as old as the last scan: a PID in it may be another's by now.
     ours = {pid for pid in marked - inside - {known} if procfs.carries(pid, host.names(name))}
-    answering = await _guest(live, vmm)
+    # A VMM that lacks a wall is replaced, and must not gain time by leaving a question unanswered.
+    lacking = isinstance(vmm, Vmm) and any(not r.ok and r.mend != "in place" for r in vmm.readings)
+    answering = None if lacking else await _guest(live, vmm)
     strays = tuple(sorted(pid for pid in inside | ours if pid != known and _lives(pid)))
     return Observed(
         image=_image(host, box) if wants_vm and box is not None else None,
@@ -56,7 +57,7 @@ async def observe(
         vmm=vmm,
         strays=strays,
         guest=answering,
-        paused=await _paused(host, name, vmm) if answering is None else "",
+        paused="" if lacking or answering is not None else await _paused(host, name, vmm),
         runtime=runtime.exists(),
         had_disk=had_disk,
     )
@@ -115,15 +116,22 @@ def _vmm(
     return Vmm(record.pid, record.start_time, record.key, living.frozen, readings)
 
 
+def wanted_confinement(
+    host: Host, box: Boxfile, record: LaunchRecord, uid: int | None, disk_bytes: int
+) -> Confinement:
+    """The jail that the Boxfile asks for, with the accelerator its VMM was started with."""
+    kvm = record.accel == "kvm"
+    return host.confinement(box, record.uid if uid is None else uid, kvm=kvm, disk_bytes=disk_bytes)
+
+
 def read_confinement(
     host: Host, name: str, box: Boxfile, record: LaunchRecord, uid: int | None, disk_bytes: int
 ) -> tuple[Reading, ...]:
     """Every reading of the live VMM against the policy of its Boxfile. Raises OSError, BoxError."""
-    kvm = record.accel == "kvm"
-    want = host.confinement(box, record.uid if uid is None else uid, kvm=kvm, disk_bytes=disk_bytes)
+    want = wanted_confinement(host, box, record, uid, disk_bytes)
     return (
         *read_vmm(record.pid, want, host.names(name), at_launch=record.at_launch),
-        *_sockets(host, name),
+        *read_files(host.layout, name),
     )
 
 
@@ -136,44 +144,15 @@ def _size(disk: Disk | Unknown | None) -> int:
     return disk.size if isinstance(disk, Disk) else 0
 
 
-def _sockets(host: Host, name: str) -> tuple[Reading, ...]:
-    found = []
-    for path in (
-        host.layout.qmp_socket(name),
-        host.layout.console_socket(name),
-        host.layout.agent_socket(name),
-    ):
-        try:
-            facts = path.lstat()
-        except FileNotFoundError:
-            # Only a new VMM listens under this name again.
-            found.append(_socket_reading(path, "missing", mend="replace"))
-            continue
-        if not stat.S_ISSOCK(facts.st_mode):
-            found.append(_socket_reading(path, "not a socket", mend="replace"))
-            continue
-        seen = f"{facts.st_uid}:{facts.st_gid} {stat.S_IMODE(facts.st_mode):04o}"
-        found.append(_socket_reading(path, seen, mend="in place"))
-    return tuple(found)
-
-
-def _socket_reading(path: Path, got: str, *, mend: str) -> Reading:
-    want = f"{os.geteuid()}:{os.getegid()} {SOCKET_MODE:04o}"
-    return Reading(
-        layer="sockets",
-        item=path.name,
-        want=want,
-        got=got,
-        ok=got == want,
-        source=str(path),
-        when="live",
-        mend="in place" if mend == "in place" else "replace",
-    )
+def _stands_still(vmm: Vmm) -> bool:
+    """Stopped by a signal, or its group is frozen: whatever it is asked, it cannot answer."""
+    held = (r for r in vmm.readings if (r.layer, r.item) == ("cgroup", "frozen"))
+    return vmm.frozen or any(not reading.ok for reading in held)
 
 
 async def _paused(host: Host, name: str, vmm: Vmm | Unknown | None) -> str:
     """Asked only when the guest is silent: QEMU holds the CPUs of a guest whose disk is full."""
-    if not isinstance(vmm, Vmm) or vmm.frozen:
+    if not isinstance(vmm, Vmm) or _stands_still(vmm):
         return ""
     try:
         return await qmp.pause_reason(host.layout.qmp_socket(name))
@@ -184,7 +163,7 @@ async def _paused(host: Host, name: str, vmm: Vmm | Unknown | None) -> str:
 async def _guest(live: Live | None, vmm: Vmm | Unknown | None) -> Guest | None:
     if live is None or live.client is None or not isinstance(vmm, Vmm):
         return None
-    if not vmm.frozen:
+    if not _stands_still(vmm):
         try:
             await live.client.ping(PING_TIMEOUT)
         except BoxError as error:

@@ -164,7 +164,11 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
         first = mendable[0]
         found.append(
             steps.MendReadings(
-                f"{first.layer}.{first.item}", first.want, first.got, readings=mendable
+                f"{first.layer}.{first.item}",
+                first.want,
+                first.got,
+                unasked=vmm.key == desired.key,
+                readings=mendable,
             )
         )
     if vmm.frozen:
@@ -199,7 +203,8 @@ def _replacement(vmm: Vmm, desired: Desired, observed: Observed) -> Step | None:
         if fault.mend != "in place":
             # A VMM that lacks a wall is not asked to finish its work first.
             name = f"{fault.layer}.{fault.item}"
-            return steps.StopVmm(name, fault.want, fault.got, graceful=False)
+            unasked = vmm.key == desired.key  # else its Boxfile may have asked for another wall
+            return steps.StopVmm(name, fault.want, fault.got, unasked=unasked, graceful=False)
     if vmm.key != desired.key:
         wanted, seen = desired.key[:12], vmm.key[:12]
         return steps.StopVmm("vmm.settings", wanted, seen, graceful=not vmm.frozen)

@@ -58,6 +58,14 @@ def executable(pid: int) -> tuple[int, int] | None:
     return (facts.st_dev, facts.st_ino)
 
 
+def executable_path(pid: int) -> str:
+    """The path of the running executable as its own mount namespace has it; empty when unknown."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
+
+
 def host_boot_id() -> str:
     """The kernel's random id of this boot (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -16,13 +16,15 @@ from specs.reading import Reading
 @dataclass(frozen=True)
 class Step:
     """One thing to do. A `consequence` follows from another step of the same plan and is no drift
-    of its own.
+    of its own. `unasked`: no change of a Boxfile can be the reason, so it is drift even when nobody
+    knows what converged last, as after a restart.
     """
 
     field: str
     desired: str
     observed: str
     consequence: bool = False
+    unasked: bool = False
 
     def describe(self) -> str:
         """What this step does, in the infinitive, for people."""

@@ -202,7 +202,17 @@ def _confinement(readings: tuple[dict[str, Any], ...]) -> None:
 def print_readings(
     readings: tuple[dict[str, Any], ...] | list[dict[str, Any]], indent: str
 ) -> None:
-    """One line per reading; what is not as wanted says what was wanted."""
+    """One line per reading."""
+    rows = reading_rows(readings)
+    head = ["", "LAYER", "ITEM", "FOUND", "READ FROM"]
+    sizes = output.widths([head, *rows])
+    print(indent + output.line(head, sizes))
+    for row in rows:
+        print(indent + output.line(row, sizes, [output.GREEN if row[0] == "ok" else output.RED]))
+
+
+def reading_rows(readings: tuple[dict[str, Any], ...] | list[dict[str, Any]]) -> list[list[str]]:
+    """Safe cells of each reading; what is not as wanted says what was wanted."""
     rows = []
     for one in readings:
         ok = bool(one.get("ok"))
@@ -217,11 +227,7 @@ def print_readings(
                 output.safe(f"{one.get('source', '')}{when}"),
             ]
         )
-    head = ["", "LAYER", "ITEM", "FOUND", "READ FROM"]
-    sizes = output.widths([head, *rows])
-    print(indent + output.line(head, sizes))
-    for row in rows:
-        print(indent + output.line(row, sizes, [output.GREEN if row[0] == "ok" else output.RED]))
+    return rows
 
 
 def _drift(found: View) -> None:

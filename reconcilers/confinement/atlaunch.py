@@ -1,7 +1,7 @@
 """The readings that only the launch can give, because /proc shows them to nobody later.
 
 Made once per VMM, kept in its launch record, looked up by readback. It must not read the host
-beyond the descriptors of the launch itself.
+beyond the descriptors of the launch itself and the kernel's Landlock version.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
-from reconcilers.confinement import procfile
+from reconcilers.confinement import procfile, syscalls
 from reconcilers.confinement.document import Document
 from reconcilers.confinement.securebits import SECUREBITS
 from specs.reading import Reading
@@ -76,6 +77,20 @@ def digest_of_mounts(rows: Sequence[tuple[str, str]]) -> str:
     return f"{len(rows)} mounts, sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
+@cache
+def wanted() -> dict[tuple[str, str], str]:
+    """What the values that the launch alone can read must be, on this host and in this version."""
+    try:
+        landlock = f"ABI {syscalls.landlock_abi()}"
+    except OSError:
+        landlock = "absent"  # the kernel has none, or it was not chosen at boot (landlock(7))
+    return {
+        SECUREBITS_KEY: f"{SECUREBITS:#x}",
+        PDEATHSIG_KEY: "0",
+        LANDLOCK_KEY: landlock,
+    }
+
+
 def readings(
     ready: Mapping[str, object], mounts: str, held: str, exe: tuple[int, int], program: str
 ) -> tuple[Reading, ...]:
@@ -96,20 +111,13 @@ def readings(
     landlock = str(ready.get("landlock", "not known"))
     filters = str(_filters_over_us() + 1)  # those of the launching side are inherited
     asked = "the launcher's prctl, just before execve"
+    want = wanted()
+    said = f"{bits:#x}" if isinstance(bits, int) else "not known"
+    ruled = "landlock_restrict_self in the launcher"
     return (
-        _reading(
-            SECUREBITS_KEY,
-            f"{SECUREBITS:#x}",
-            f"{bits:#x}" if isinstance(bits, int) else "not known",
-            asked,
-        ),
-        _reading(PDEATHSIG_KEY, "0", signal, asked),
-        _reading(
-            LANDLOCK_KEY,
-            landlock if "landlock" in ready else "applied",
-            landlock,
-            "landlock_restrict_self in the launcher",
-        ),
+        _reading(SECUREBITS_KEY, want[SECUREBITS_KEY], said, asked),
+        _reading(PDEATHSIG_KEY, want[PDEATHSIG_KEY], signal, asked),
+        _reading(LANDLOCK_KEY, want[LANDLOCK_KEY], landlock, ruled),
         _reading(MOUNTS_KEY, mounts, seen, "the launch document"),
         *ids,
         _reading(FILES_KEY, held, held, "the launch document"),

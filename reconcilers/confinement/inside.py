@@ -35,8 +35,9 @@ def read_held_of(pid: int, want: Confinement, given: Sequence[str]) -> Held:
     """What the process holds, read from where it can be read. Raises OSError, HostError."""
     if not _is_hidden(want):
         return read_held(pid, given)
-    foreign, strange, environment = _READER.ask(ask="held", pid=pid, given=list(given))["held"]
-    return Held(tuple(foreign), tuple(strange), int(environment))
+    held = _READER.ask(ask="held", pid=pid, given=list(given))["held"]
+    foreign, strange, environment, kvm = held
+    return Held(tuple(foreign), tuple(strange), int(environment), tuple(kvm))
 
 
 def attach(pid: int, want: Confinement, files: Sequence[str]) -> None:

@@ -24,11 +24,13 @@ _ATTEMPTS = 5  # a descriptor number may be closed and used again between two re
 
 class Held(NamedTuple):
     """`foreign`: files and devices that were neither given nor opened in its own root. `strange`:
-    descriptors of kinds it has no use for. `environment` in bytes."""
+    descriptors of kinds it has no use for. `environment` in bytes. `kvm`: "kvm-vm" for each machine
+    and "kvm-vcpu" for each CPU that the kernel's KVM runs for it."""
 
     foreign: tuple[str, ...]
     strange: tuple[str, ...]
     environment: int
+    kvm: tuple[str, ...]
 
 
 def read_held(pid: int, given: Collection[str]) -> Held:
@@ -42,8 +44,13 @@ def read_held(pid: int, given: Collection[str]) -> Held:
     own_root.update(each.partition(" ")[2] for each in given if each.startswith("mount "))
     foreign: set[str] = set()
     strange: set[str] = set()
+    kvm: list[str] = []
     for number in os.listdir(f"{proc}/fd"):
         kind, detail = _settled(proc, number, given, own_root)
+        if kind == "anonymous":
+            detail = detail.partition(":")[0]  # "kvm-vcpu:0" since Linux 4.19
+        if detail in ("kvm-vm", "kvm-vcpu"):
+            kvm.append(detail)
         if kind in ("file", "device"):
             foreign.add(f"{kind} {detail}")
         elif kind == "anonymous" and detail not in _OWN_KINDS:
@@ -51,7 +58,8 @@ def read_held(pid: int, given: Collection[str]) -> Held:
         elif kind not in ("", "anonymous", *_HARMLESS):
             strange.add(f"{kind} {detail}")
     environment = procfile.read(f"{proc}/environ").strip(b"\0")
-    return Held(tuple(sorted(foreign)), tuple(sorted(strange)), len(environment))
+    found = (tuple(sorted(foreign)), tuple(sorted(strange)), len(environment), tuple(sorted(kvm)))
+    return Held(*found)
 
 
 def _settled(proc: str, number: str, given: Collection[str], own_root: set[str]) -> tuple[str, str]:

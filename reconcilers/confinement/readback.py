@@ -46,13 +46,12 @@ def read_vmm(
 
 
 def _kept(known: Mapping[tuple[str, str], Reading]) -> Iterator[Reading]:
-    """The readings of the launch that nothing live can repeat."""
-    for key in (atlaunch.SECUREBITS_KEY, atlaunch.PDEATHSIG_KEY, atlaunch.LANDLOCK_KEY):
-        if key in known:
-            yield known[key]
-        else:
-            layer, item = key
-            yield Reading(
-                layer, item, "recorded by the launch", "not known", False,
-                "launch record", "at launch", "replace",
-            )  # fmt: skip
+    """The readings of the launch that nothing live can repeat.
+
+    They are judged by what is wanted now: the record may be of a version that wanted less.
+    """
+    for key, want in atlaunch.wanted().items():
+        layer, item = key
+        got = known[key].got if key in known else "not known"
+        source = known[key].source if key in known else "launch record"
+        yield Reading(layer, item, want, got, got == want, source, "at launch", "replace")

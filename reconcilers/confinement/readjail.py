@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from reconcilers.confinement import atlaunch, inside, procfile
 from reconcilers.confinement.capabilities import mask
@@ -221,8 +221,17 @@ def _rlimits(proc: str, want: Confinement) -> Iterator[Reading]:
         found[line[:26].strip()] = line[26:].split()[:2]
     for name, soft, hard in want.rlimits:
         wanted = f"{_limit(soft)} {_limit(hard)}"
-        got = " ".join(found.get(_LIMIT_NAMES[name], ["not shown"]))
-        yield _same("rlimits", name, wanted, got, path, "in place")
+        got = found.get(_LIMIT_NAMES[name], ["not shown", "not shown"])
+        mend: Mend = "in place"
+        if got[1] not in (_limit(hard), "unlimited") and not _raises_limits():
+            mend = "replace"  # getrlimit(2): a hard limit goes down only, without the capability
+        yield _same("rlimits", name, wanted, " ".join(got), path, mend)
+
+
+@cache
+def _raises_limits() -> bool:
+    """Whether this process has CAP_SYS_RESOURCE (capabilities(7), bit 24)."""
+    return bool(int(procfile.fields("/proc/self/status")["CapEff"], 16) >> 24 & 1)
 
 
 def _limit(value: int) -> str:

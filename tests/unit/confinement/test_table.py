@@ -8,6 +8,7 @@ from pathlib import Path
 from reconcilers.confinement.launch import ORDER
 from reconcilers.confinement.layers import LAYERS
 from reconcilers.confinement.preflight import launching_side
+from tests.vm import test_layers_mended
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "confinement.md").read_text()
@@ -30,11 +31,24 @@ def test_page_has_a_row_per_layer_with_the_same_words() -> None:
 
 
 def test_page_names_every_reading_that_is_of_no_layer() -> None:
-    sources = (ROOT / "reconcilers" / "observe.py", ROOT / "controller" / "operations.py")
-    made = re.compile(r'Reading\(\s*(?:layer=)?"(\w+)"')
-    others = {name for path in sources for name in made.findall(path.read_text())}
+    """Those are made under a literal name, or under a module's LAYER."""
+    made = re.compile(r'(?:\bReading\(\s*(?:layer=)?|^LAYER = )"([\w ]+)"', re.MULTILINE)
+    files = [*ROOT.glob("reconcilers/**/*.py"), *ROOT.glob("controller/**/*.py")]
+    named = {name for path in files for name in made.findall(path.read_text())}
+    others = named - {each.name for each in LAYERS} - {name for name, _ in ORDER} - {"launcher"}
     section = PAGE.split("## The layers", 1)[1].split("\n## ", 1)[0]
-    assert set(re.findall(r"^\| \*(\w+)\* \|", section, re.MULTILINE)) == others
+    assert set(re.findall(r"^\| \*([\w ]+)\* \|", section, re.MULTILINE)) == others
+
+
+def test_page_lists_every_reading_that_is_mended_in_place() -> None:
+    section = PAGE.split("## What can change in a live process", 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| [`*](\w+)[`*] \| (.+?) \|$", section, re.MULTILINE)
+    listed = {layer: tuple(items.split(", ")) for layer, items in rows}
+    assert listed == {
+        "cgroup": (*test_layers_mended.CONTROL, "member of each hierarchy"),
+        "rlimits": test_layers_mended.RLIMITS,
+        "sockets": test_layers_mended.FILES,
+    }
 
 
 def test_launching_side_names_what_it_lacks() -> None:

@@ -77,6 +77,18 @@ def test_a_vmm_without_a_wall_is_killed_not_asked() -> None:
     assert [type(s).__name__ for s in planned[1:]] == ["LaunchVmm", "ConnectGuest"]
 
 
+@pytest.mark.parametrize("mend", ["in place", "replace"])
+def test_what_no_boxfile_asked_for_is_drift_even_when_nobody_knows_what_converged(
+    mend: str,
+) -> None:
+    vmm = replace(VMM, readings=(reading(mend),))
+    assert plan(WANT, replace(CONVERGED, vmm=vmm)).steps[0].unasked
+    # another launch key: its Boxfile may have asked for other walls while nobody looked
+    asked = replace(CONVERGED, vmm=replace(vmm, key="o" * 64))
+    assert not any(step.unasked for step in plan(WANT, asked).steps)
+    assert not any(step.unasked for step in plan(WANT, replace(CONVERGED, vmm=None)).steps)
+
+
 def test_changed_settings_replace_the_vmm_gracefully() -> None:
     planned = plan(Desired(BOX, "other"), CONVERGED).steps
     assert isinstance(planned[0], steps.StopVmm)
