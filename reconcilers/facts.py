@@ -6,7 +6,8 @@ and nothing is removed or created on the strength of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specs.reading import Reading
@@ -70,6 +71,24 @@ class Guest:
 
 
 @dataclass(frozen=True)
+class Network:
+    """The network of one sandbox. `present`: something of it is on the host.
+
+    `readings` compare it with what the Boxfile asks for, none when that is no network. `for_guest`
+    is what its guest has to be told; `shown` is for people.
+    """
+
+    present: bool = False
+    readings: tuple[Reading, ...] = ()
+    for_guest: str = ""
+    shown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def as_wanted(self) -> bool:
+        return all(reading.ok for reading in self.readings)
+
+
+@dataclass(frozen=True)
 class Observed:
     """Every resource of one sandbox. None means seen to be absent."""
 
@@ -78,6 +97,7 @@ class Observed:
     cgroup: bool | Unknown = False
     disk: Disk | Unknown | None = None
     vmm: Vmm | Unknown | None = None
+    network: Network | Unknown = Network()
     strays: tuple[int, ...] = ()
     guest: Guest | None = None
     # Why QEMU holds its virtual CPUs, in its own word (`io-error`, `paused`); empty when it runs.
@@ -87,7 +107,12 @@ class Observed:
 
     def unknown(self) -> tuple[str, ...]:
         """Why each unreadable resource could not be read."""
-        parts = (("image", self.image), ("cgroup", self.cgroup), ("disk", self.disk))
+        parts = (
+            ("image", self.image),
+            ("cgroup", self.cgroup),
+            ("disk", self.disk),
+            ("network", self.network),
+        )
         found = [f"{what}: {fact.why}" for what, fact in parts if isinstance(fact, Unknown)]
         if isinstance(self.vmm, Unknown):
             found.append(f"vmm: {self.vmm.why}")

@@ -149,7 +149,7 @@ class Host:
         if key not in self._policies:
             if len(self._policies) > 4096:
                 self._policies.clear()
-            program = load_profile("qemu", kvm=kvm)
+            program = load_profile("qemu", kvm, features_of(box))
             strict = box.isolation is Isolation.strict
             gid = uid if user is None or strict else user.gid
             policy = confinement_for(

@@ -17,12 +17,19 @@ from specs.errors import CommandError, HostError
 
 LAST_LINES = 20
 # PATH is fixed: a caller's PATH may not name sbin, and what root runs must not depend on it.
-_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+SEARCH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_ENVIRONMENT = {"PATH": SEARCH, "LC_ALL": "C.UTF-8"}
 
 
-def run(argv: Sequence[str], *, timeout: float = 60.0, cwd: Path | None = None) -> str:
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float = 60.0,
+    cwd: Path | None = None,
+    data: bytes | None = None,
+) -> str:
     """Run a program to its end with no inherited descriptor; return what it printed (stdout and
-    stderr).
+    stderr). `data` is its standard input, which is empty otherwise.
 
     Raises CommandError when it fails or takes longer than `timeout` seconds, HostError when it is
     not installed.
@@ -30,7 +37,7 @@ def run(argv: Sequence[str], *, timeout: float = 60.0, cwd: Path | None = None) 
     try:
         child = subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=_ENVIRONMENT,
@@ -43,7 +50,7 @@ def run(argv: Sequence[str], *, timeout: float = 60.0, cwd: Path | None = None) 
             f"{argv[0]} is not installed", fix="./dev setup installs what is missing"
         ) from error
     try:
-        output, _ = child.communicate(timeout=timeout)
+        output, _ = child.communicate(data, timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         output, _ = child.communicate()

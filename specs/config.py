@@ -6,9 +6,11 @@ sandbox wants. It must not look at the host.
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -26,6 +28,19 @@ from specs.validate import in_order, judge
 Path = Annotated[StrictStr, StringConstraints(pattern=r"^/[^\x00-\x1f]*$", max_length=4096)]
 # setresuid(2) reads 2**32 - 1 as "leave as it is"; the one below is kept free as well
 ID_MAX = 4_294_967_293
+
+
+def _address(text: str) -> str:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError("not an IP address") from None
+    if address.is_loopback or address.is_unspecified or address.is_multicast:
+        raise ValueError("the sandboxes cannot reach this address")
+    return text
+
+
+Resolver = Annotated[StrictStr, AfterValidator(_address)]
 Id = Annotated[StrictInt, Field(ge=1, le=ID_MAX)]
 
 
@@ -45,6 +60,9 @@ class Config(BaseModel):
     )
     standard_uid: Id | None = Field(
         None, description="The unprivileged identity of root's standard sandboxes."
+    )
+    resolver: Resolver | None = Field(
+        None, description="The DNS server for bridged sandboxes. Left out: the host's own."
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

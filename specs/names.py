@@ -22,6 +22,9 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 _HEX_DIGITS = frozenset("0123456789abcdef")
 _INSTANCE_LENGTH = 12
 _MARKER = "box"
+INTERFACE_PREFIX = "bx"
+# Five bits a character; with prefix and kind they fill an interface's name.
+_INSTANCE_PART, _SANDBOX_PART = 5, 7
 
 
 def check_name(name: str) -> str:
@@ -81,16 +84,33 @@ class HostNames(Value):
         return f"{_MARKER}:{self.instance}:{self.sandbox}"
 
     def interface(self, kind: str) -> str:
-        """Name of a network interface, at most 15 characters; `kind` is `tap`, `veth` and so on.
+        """Name of a network interface or namespace, at most 15 characters; `kind` is one letter.
 
-        A sandbox name can have 63 characters, so the name is a hash: 50 bits keep thousands of
-        sandboxes apart.
+        A sandbox name can have 63 characters, so it becomes a hash: 35 bits keep thousands of
+        sandboxes apart. The instance has its own part, so that what an instance has on the host is
+        recognised when nobody knows any more which sandbox it was for.
         """
-        from base64 import b32encode
-        from hashlib import sha256
+        if len(kind) != 1:
+            raise ValueError("the kind of an interface is one letter")
+        own = _hashed(f"{self.instance}\0{self.sandbox}", _SANDBOX_PART)
+        return f"{INTERFACE_PREFIX}{kind}{_hashed(self.instance, _INSTANCE_PART)}{own}"
 
-        digest = sha256(f"{self.instance}\0{self.sandbox}\0{kind}".encode()).digest()
-        return f"bx{kind[:3]}{b32encode(digest)[:10].decode().lower()}"
+
+def is_interface_of(name: str, instance: str) -> bool:
+    """Whether `name` is an interface or namespace of some sandbox of this instance."""
+    own = name[len(INTERFACE_PREFIX) + 1 :]
+    return (
+        name.startswith(INTERFACE_PREFIX)
+        and len(own) == _INSTANCE_PART + _SANDBOX_PART
+        and own.startswith(_hashed(instance, _INSTANCE_PART))
+    )
+
+
+def _hashed(text: str, length: int) -> str:
+    from base64 import b32encode
+    from hashlib import sha256
+
+    return b32encode(sha256(text.encode()).digest())[:length].decode().lower()
 
 
 def parse_marker(cmdline_arg: str) -> HostNames | None:

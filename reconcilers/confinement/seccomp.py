@@ -28,14 +28,16 @@ _RULE_KEYS = {"syscall", "reason", "args", "answer", "only"}
 
 
 @cache
-def load_profile(name: str, kvm: bool) -> Program:
+def load_profile(name: str, kvm: bool, features: frozenset[str] = frozenset()) -> Program:
     """The compiled program of `security/profiles/NAME.json`, cached for the process.
+
+    Rules that say `only` are left out unless KVM or one of the `features` is what they are for.
 
     Raises ConfinementError(layer="seccomp") when libseccomp is missing or refuses the profile.
     """
     try:
         profile = read_profile(name)
-        return compile_rules(name, rules_for(profile, kvm=kvm))
+        return compile_rules(name, rules_for(profile, kvm=kvm, features=features))
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ConfinementError(
             f"the profile {name} cannot be compiled: {error}",
@@ -56,9 +58,12 @@ def read_profile(name: str) -> dict[str, Any]:
     return profile
 
 
-def rules_for(profile: Mapping[str, Any], *, kvm: bool) -> list[dict[str, Any]]:
-    """The rules of a profile that apply with or without KVM."""
-    return [rule for rule in profile["rules"] if kvm or rule.get("only") != "kvm"]
+def rules_for(
+    profile: Mapping[str, Any], *, kvm: bool, features: frozenset[str] = frozenset()
+) -> list[dict[str, Any]]:
+    """The rules of a profile that apply with or without KVM and these features."""
+    has = features | {"kvm"} if kvm else features
+    return [rule for rule in profile["rules"] if "only" not in rule or rule["only"] in has]
 
 
 def compile_rules(name: str, rules: Sequence[Mapping[str, Any]]) -> Program:

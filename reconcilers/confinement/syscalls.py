@@ -14,7 +14,9 @@ import struct
 
 # --- mount(2), umount2(2), unshare(2) ---
 MS_REC = 0x4000
+MS_BIND = 0x1000
 MS_PRIVATE = 1 << 18
+MS_SHARED = 1 << 20
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MNT_DETACH = 2
 CLONE_NEWNS = 0x00020000

@@ -47,6 +47,16 @@ def test_kvm_rules_are_only_in_the_kvm_program() -> None:
     assert with_kvm.sha256 != without.sha256
 
 
+def test_tap_rules_are_only_in_the_program_of_a_networked_sandbox() -> None:
+    plain, networked = (
+        load_profile("qemu", False),
+        load_profile("qemu", False, frozenset({"network"})),
+    )
+    assert set(networked.syscalls) - set(plain.syscalls) == {"ioctl"}
+    added = [rule for rule in PROFILE["rules"] if rule.get("only") == "network"]
+    assert added and all(rule["args"] for rule in added)
+
+
 def test_profile_that_does_not_exist_is_a_confinement_error() -> None:
     with pytest.raises(ConfinementError) as caught:
         load_profile("no-such", False)
