@@ -1,0 +1,283 @@
+"""The networks of all sandboxes of one home: looked at, made, mended, removed.
+
+What is wanted is worked out anew each time, from the Boxfile and from the host as it is now. What
+is held in memory only saves work: which ruleset was found right at which generation. Everything
+here blocks and belongs into a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
+
+from reconcilers.facts import Network
+from reconcilers.network import (
+    links,
+    readlinks,
+    rules,
+    slots,
+    spaces,
+    state,
+    surroundings,
+    tables,
+    taps,
+)
+from reconcilers.network.addresses import addresses
+from reconcilers.network.nftjson import Table
+from reconcilers.network.surroundings import Surroundings
+from reconcilers.network.wanted import MIDDLE_TABLE, Wanted, host_table
+from specs.boxfile import Boxfile
+from specs.config import Config
+from specs.egress import egress_of
+from specs.errors import BoxError, HostError
+from specs.names import HostNames, is_interface_of
+from specs.reading import Mend, Reading
+
+RULES_ITEM, HOST_RULES_ITEM, PLACE_ITEM, TAP_ITEM = (
+    "rules",
+    "host rules",
+    "namespace of the VMM",
+    "tap",
+)
+_AS_WANTED = "as wanted"
+
+
+class Networks:
+    """One for a controller; its methods may run in several threads at once, one per sandbox."""
+
+    def __init__(self, config: Config) -> None:
+        self._resolver = ip_address(config.resolver) if config.resolver else None
+        self._comparison = tables.Comparison()
+        # (namespace, table) -> (generation, digest of the table) when it was found right
+        self._right: dict[tuple[str, str], tuple[int, str]] = {}
+
+    # -- looking
+
+    def present(self, names: HostNames) -> bool:
+        """Whether the host shows anything of a network of this sandbox."""
+        return bool(
+            spaces.path_of(names.interface("v")).exists()
+            or spaces.path_of(names.interface("m")).exists()
+            or links.number_of(names.interface("h"))
+        )
+
+    def observe(self, names: HostNames, box: Boxfile, vmm: int) -> Network:
+        """Everything about the network of a bridged sandbox; `vmm` is its PID, 0 when it has none.
+
+        Raises BoxError or OSError when it cannot be read.
+        """
+        with readlinks.worded("read"):
+            around = surroundings.look(self._resolver)
+            present, slot = self.present(names), slots.live_slot(names)
+            if slot is None:
+                lines = state.ITEMS if present else ("network",)
+                return Network(present, tuple(_reading(each, "nothing", "") for each in lines))
+            wanted = _wanted(names, box, around, slot)
+            found, right = readlinks.read_state(wanted), state.wanted_state(wanted)
+        readings = [
+            _reading(item, state.difference(right.lines[item], found.lines[item]), item)
+            for item in state.ITEMS
+        ]
+        if vmm:
+            readings += [self._place(wanted, vmm), _tap(right.tap, found.tap)]
+        dropped: dict[str, int] = {}
+        readings += [
+            self._rules(wanted.middle_space, rules.middle_table(wanted), dropped),
+            self._rules("", rules.host_table(wanted), dropped),
+        ]
+        problem, fix = around.problem(wanted.egress)
+        if not tables.installed():
+            problem, fix = "nft is not installed", "apt-get install nftables"
+        return Network(
+            present,
+            tuple(readings),
+            wanted.for_guest().decode(),
+            _shown(wanted, dropped, f"{problem}: {fix}" if problem else ""),
+        )
+
+    def _rules(self, space: str, table: Table, dropped: dict[str, int]) -> Reading:
+        """Compare one table; the host's own namespace when `space` is empty."""
+        item = RULES_ITEM if space else HOST_RULES_ITEM
+        source = f"ip netns exec {space} " if space else ""
+        source += f"nft list table inet {table.name}"
+        try:
+            wrong = _in(space, lambda: self._difference(space, table, dropped))
+        except (BoxError, OSError) as error:
+            if space and not spaces.exists(space):
+                return _reading(item, "no namespace", item, source)
+            raise HostError(f"the rules cannot be read: {error}") from error
+        return _reading(item, wrong, item, source)
+
+    def _difference(self, space: str, table: Table, dropped: dict[str, int]) -> str:
+        where = f"{space} {spaces.inode(space)}" if space else ""
+        digest = hashlib.sha256(table.to_json()).hexdigest()
+        now = (tables.generation(), digest)
+        if self._right.get((where, table.name)) != now:
+            found = tables.listing(table.name)
+            if found is None:
+                return "there is no table"
+            if not self._comparison.same(table, found):
+                return "the table holds other rules"
+            self._right[where, table.name] = now
+        for name, packets in tables.counts(table.name).items():
+            if name != rules.PASSED:
+                dropped[name] = dropped.get(name, 0) + packets
+        return ""
+
+    def _place(self, wanted: Wanted, vmm: int) -> Reading:
+        path = f"/proc/{vmm}/ns/net"
+        theirs, ours = os.stat(path).st_ino, spaces.inode(wanted.vmm_space)
+        got = "" if theirs == ours else f"net:[{theirs}]"
+        return _reading(PLACE_ITEM, got, f"net:[{ours}]", path, "replace")
+
+    # -- acting
+
+    def raise_up(self, names: HostNames, box: Boxfile) -> None:
+        """Make everything as wanted: rules first, links last. Raises HostError, CommandError."""
+        if not tables.installed():
+            raise HostError("nft is not installed", fix="apt-get install nftables")
+        with readlinks.worded("set up"):
+            around = surroundings.look(self._resolver)
+            problem, fix = around.problem(egress_of(box.egress))
+            if problem:
+                raise HostError(problem, fix=fix)
+            with slots.locked():
+                slot = slots.live_slot(names)
+                if slot is None:
+                    slot = slots.free_slot(names)
+                wanted = _wanted(names, box, around, slot)
+                spaces.create(wanted.vmm_space)
+                spaces.create(wanted.middle_space)
+                self._load_rules(wanted)
+                links.raise_links(wanted)  # the lock ends when the slot can be seen on the link
+
+    def _load_rules(self, wanted: Wanted) -> None:
+        middle, ours = rules.middle_table(wanted), rules.host_table(wanted)
+        if _in(wanted.middle_space, lambda: self._load(wanted.middle_space, middle)):
+            # What was let through under other rules is judged again.
+            spaces.inside(wanted.middle_space, tables.forget_connections)
+        self._load("", ours)
+
+    def _load(self, space: str, table: Table) -> bool:
+        """Load a table unless it is there already; whether it was loaded."""
+        if not self._difference(space, table, {}):
+            return False
+        tables.load(table)
+        if wrong := self._difference(space, table, {}):
+            raise HostError(f"the rules were loaded, and then {wrong}")
+        return True
+
+    def open_tap(self, names: HostNames) -> tuple[int, int]:
+        """A new tap on the sandbox's bridge, and the namespace it is in: descriptors to close."""
+        space = spaces.open_space(names.interface("v"))
+        try:
+            return spaces.inside(names.interface("v"), lambda: taps.open_tap(names)), space
+        except BaseException:
+            os.close(space)
+            raise
+
+    def remove(self, names: HostNames) -> None:
+        """Everything of a sandbox's network, or what is left of it. Raises HostError."""
+        links.remove_host_link(names.interface("h"))
+        for kind in ("m", "v"):
+            spaces.remove(names.interface(kind))
+        if tables.installed():
+            tables.delete(host_table(names))
+        links.remove_rules(names.interface("h"))
+
+    def remove_strays(self, instance: str, known: Iterable[str]) -> list[str]:
+        """Remove what this instance has on the host for sandboxes that nobody knows; their names.
+
+        `known` are the sandboxes that exist. Nothing of another instance is touched.
+        """
+        expected = {
+            HostNames(instance, name).interface(kind) for name in known for kind in ("v", "m", "h")
+        }
+        found = {
+            name
+            for name in (*spaces.names(), *links.names(), *links.rule_devices())
+            if is_interface_of(name, instance) and name not in expected
+        }
+        for name in sorted(found):
+            with contextlib.suppress(HostError):
+                links.remove_host_link(name)
+            links.remove_rules(name)
+            spaces.remove(name)
+        return sorted(found)
+
+    def remove_stray_tables(self, instance: str, known: Iterable[str]) -> list[str]:
+        """The same for tables on the host, which takes a program to list."""
+        if not tables.installed():
+            return []
+        ours = host_table(HostNames(instance, "x")).removesuffix("x")
+        expected = {host_table(HostNames(instance, name)) for name in known}
+        found = {each for each in tables.names() if each.startswith(ours)} - expected
+        for name in sorted(found):
+            tables.delete(name)
+        return sorted(found)
+
+
+def _wanted(names: HostNames, box: Boxfile, around: Surroundings, slot: int) -> Wanted:
+    egress = egress_of(box.egress)
+    ipv6 = around.routes_ipv6(egress)
+    return Wanted(
+        names=names,
+        addresses=addresses(names, slot),
+        egress=egress,
+        mtu=around.mtu,
+        resolver=around.resolver(ipv6),
+        host_addresses=around.addresses,
+        ipv6=ipv6,
+        host_ipv6=around.ipv6,
+    )
+
+
+def _in(space: str, work: Callable[[], str | bool]) -> str:
+    """Typed for the two callers: a difference, or whether something was loaded."""
+    done = spaces.inside(space, work) if space else work()
+    return str(done) if done else ""
+
+
+def _tap(right: frozenset[str], found: frozenset[str]) -> Reading:
+    wrong = state.difference(right, found)
+    # Only a new VMM opens a tap again; one that is merely down or off the bridge is put back.
+    mend: Mend = "in place" if found else "replace"
+    return _reading(TAP_ITEM, wrong, TAP_ITEM, "", mend)
+
+
+def _reading(
+    item: str, wrong: str, want: str, source: str = "", mend: Mend = "in place"
+) -> Reading:
+    want = want or item
+    return Reading(
+        layer="network",
+        item=item,
+        want=_AS_WANTED if want == item else want,
+        got=wrong or (_AS_WANTED if want == item else want),
+        ok=not wrong,
+        source=source or "netlink, /proc/sys/net",
+        when="live",
+        mend=mend,
+    )
+
+
+def _shown(wanted: Wanted, dropped: dict[str, int], problem: str) -> dict[str, str]:
+    own = wanted.addresses
+    no_dns = "none" if wanted.egress.mode == "all" else "none: only with egress: all"
+    six = str(own.guest6) if wanted.ipv6 else f"{own.guest6} (no route: the host has none)"
+    shown = {
+        "address4": str(own.guest4),
+        "address6": six,
+        "gateway4": str(own.gateway4),
+        "gateway6": str(own.gateway6),
+        "egress": str(wanted.egress),
+        "mtu": str(wanted.mtu),
+        "resolver": f"{wanted.resolver}, asked through {wanted.dns}" if wanted.dns else no_dns,
+        "dropped": ", ".join(f"{name} {n}" for name, n in sorted(dropped.items()) if n) or "0",
+        "namespaces": f"{wanted.vmm_space} (VMM), {wanted.middle_space} (rules)",
+        "tables": f"inet {MIDDLE_TABLE} in {wanted.middle_space}, inet {wanted.host_table}",
+    }
+    return shown | ({"problem": problem} if problem else {})

@@ -1,0 +1,96 @@
+"""Finds a sandbox its slot of addresses, and finds it again.
+
+A slot in use is seen on the host: the address on a link of ours says which it is. Nothing is
+written down, so nothing can be lost. A lock for the whole host makes looking and taking one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv4Network, ip_network
+from pathlib import Path
+
+from reconcilers.network import readlinks, spaces
+from reconcilers.network.addresses import POOL, SLOTS, addresses, first_slot, slot_of
+from specs.errors import HostError
+from specs.names import INTERFACE_PREFIX, HostNames
+
+LOCK = Path("/run/box/network.lock")
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """One at a time on the whole host (blocking). Raises HostError."""
+    try:
+        LOCK.parent.mkdir(mode=0o755, exist_ok=True)
+        descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise HostError(f"{LOCK} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def live_slot(names: HostNames) -> int | None:
+    """The slot that the sandbox's own links say they have; None when there are none."""
+    found = _slot_on(names.interface("h"))
+    if found is None and spaces.exists(names.interface("m")):
+        found = spaces.inside(names.interface("m"), lambda: _slot_on(names.interface("u")))
+    return found
+
+
+def free_slot(names: HostNames) -> int:
+    """A slot that nobody has; call it `locked`. Raises HostError when the host uses them all."""
+    taken, foreign = _in_use()
+    first = first_slot(names)
+    for offset in range(SLOTS):
+        slot = (first + offset) % SLOTS
+        if slot in taken:
+            continue
+        block = addresses(names, slot).block
+        if not any(each.overlaps(block) for each in foreign):
+            return slot
+    shown = ", ".join(map(str, foreign[:3])) or "other sandboxes"
+    raise HostError(
+        f"no addresses of {POOL} are left for it: {shown} use them",
+        fix=f"remove the host's own routes within {POOL}",
+    )
+
+
+def _slot_on(device: str) -> int | None:
+    try:
+        index = socket.if_nametoindex(device)
+    except OSError:
+        return None
+    with readlinks.netlink() as ip:
+        for each in ip.get_addr(index=index, family=socket.AF_INET):
+            slot = slot_of(IPv4Address(each.get("local") or each.get("address")))
+            if slot is not None:
+                return slot
+    return None
+
+
+def _in_use() -> tuple[set[int], list[IPv4Network]]:
+    """Slots of all sandboxes on the host, and routes within the pool that are none of ours."""
+    taken: set[int] = set()
+    foreign: list[IPv4Network] = []
+    with readlinks.netlink() as ip:
+        ours = {each["index"] for each in ip.get_links()
+                if str(each.get("ifname")).startswith(INTERFACE_PREFIX)}  # fmt: skip
+        for each in ip.get_addr(family=socket.AF_INET):
+            slot = slot_of(IPv4Address(each.get("local") or each.get("address")))
+            if slot is not None and each["index"] in ours:
+                taken.add(slot)
+        for each in ip.get_routes(family=socket.AF_INET):
+            if each["dst_len"] == 0 or each.get("oif") in ours:
+                continue
+            network = ip_network(f"{each.get('dst')}/{each['dst_len']}")
+            if isinstance(network, IPv4Network) and network.overlaps(POOL):
+                foreign.append(network)
+    return taken, foreign

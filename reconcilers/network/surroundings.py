@@ -1,0 +1,144 @@
+"""What the host around the sandboxes is like: its addresses, its way out, its resolver.
+
+Read in the controller's own network namespace, on every pass, because all of it may change while a
+sandbox runs. It changes nothing: forwarding is the administrator's to allow.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reconcilers.network import readlinks, spaces
+from specs.egress import Address, Egress
+from specs.names import INTERFACE_PREFIX
+
+RESOLVER_FILES = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
+# IPv6 needs 1,280 on every link (RFC 8200); a tap takes no more than 65,521 (drivers/net/tun.c)
+MTU_MIN, MTU_MAX, MTU_DEFAULT = 1280, 65521, 1500
+_FILE_MAX = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """`mtu` is the uplink's, in bytes. `ipv6` says that the host speaks IPv6 at all, `ipv6_route`
+    that it has a default route for it. `resolvers` are usable nameservers, the first one first.
+    """
+
+    mtu: int
+    addresses: frozenset[Address]
+    forwards4: bool
+    forwards6: bool
+    ipv6: bool
+    ipv6_route: bool
+    resolvers: tuple[Address, ...]
+
+    def problem(self, egress: Egress) -> tuple[str, str]:
+        """What stands against a bridged sandbox here, and its fix; two empty texts when nothing."""
+        if not self.forwards4:
+            return (
+                "this host does not forward IPv4 packets (net.ipv4.ip_forward is 0)",
+                "sysctl -w net.ipv4.ip_forward=1",
+            )
+        named = [each for each in egress.entries if each.network.version == 6]
+        if named and not self.ipv6:
+            return (
+                f"egress names {named[0]}, and this host has IPv6 switched off",
+                "sysctl -w net.ipv6.conf.all.disable_ipv6=0, or remove the entry",
+            )
+        if (named or self.ipv6_route) and not self.forwards6:
+            why = f"egress names {named[0]}" if named else "the host has an IPv6 default route"
+            return (
+                f"this host does not forward IPv6 packets, and {why}",
+                "sysctl -w net.ipv6.conf.all.forwarding=1 (with net.ipv6.conf.IFACE.accept_ra=2 "
+                "where the host itself learns its route from router advertisements)",
+            )
+        return "", ""
+
+    def routes_ipv6(self, egress: Egress) -> bool:
+        """Whether the guest gets an IPv6 default route."""
+        named = any(each.network.version == 6 for each in egress.entries)
+        return self.ipv6 and self.forwards6 and (named or self.ipv6_route)
+
+    def resolver(self, ipv6: bool) -> Address | None:
+        """The first nameserver that the guest's packets can get to."""
+        return next((each for each in self.resolvers if ipv6 or each.version == 4), None)
+
+
+def look(resolver: Address | None = None) -> Surroundings:
+    """Read it (blocking). `resolver`, when given, is asked instead of the host's own.
+
+    Raises OSError or pyroute2's NetlinkError.
+    """
+    with readlinks.netlink() as ip:
+        links = {each["index"]: each for each in ip.get_links()}
+        ours = {index for index, each in links.items()
+                if str(each.get("ifname")).startswith(INTERFACE_PREFIX)}  # fmt: skip
+        addresses = frozenset(
+            ipaddress.ip_address(str(each.get("local") or each.get("address")).partition("%")[0])
+            for each in ip.get_addr()
+            if each["index"] not in ours
+        )
+        routes = [
+            each
+            for each in ip.get_routes(table=readlinks.MAIN_TABLE)
+            if each.get("oif") not in ours and each["type"] == readlinks.RTN_UNICAST
+        ]
+    defaults = [each for each in routes if each["dst_len"] == 0]
+    disabled = spaces.read_sysctl("ipv6/conf/default/disable_ipv6")
+    return Surroundings(
+        mtu=_mtu(defaults or routes, links),
+        addresses=frozenset(each for each in addresses if not each.is_loopback),
+        forwards4=spaces.read_sysctl("ipv4/ip_forward") == "1",
+        forwards6=spaces.read_sysctl("ipv6/conf/all/forwarding") == "1",
+        ipv6=disabled == "0",
+        ipv6_route=any(each["family"] == socket.AF_INET6 for each in defaults),
+        resolvers=(resolver,) if resolver is not None else _resolvers(),
+    )
+
+
+def _mtu(routes: Iterable[Any], links: dict[int, Any]) -> int:
+    """The smallest on the way out: of the devices of these routes, or what the routes say."""
+    found = []
+    for each in routes:
+        hops = [hop.get("oif") or hop["oif"] for hop in each.get("multipath") or ()]
+        for index in (each.get("oif"), *hops):
+            if index in links and links[index].get("ifname") != "lo":
+                found.append(links[index].get("mtu"))
+        if metric := (each.get("metrics") and each.get("metrics").get("mtu")):
+            found.append(metric)
+    return max(MTU_MIN, min([*found, MTU_MAX])) if found else MTU_DEFAULT
+
+
+def _resolvers() -> tuple[Address, ...]:
+    for path in RESOLVER_FILES:
+        try:
+            with path.open("rb") as file:
+                text = file.read(_FILE_MAX).decode("utf-8", "replace")
+        except OSError:
+            continue
+        if found := nameservers(text):
+            return found
+    return ()
+
+
+def nameservers(text: str) -> tuple[Address, ...]:
+    """The addresses of a resolv.conf(5) that another machine could ask, in their order."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 2 or words[0] != "nameserver":
+            continue
+        try:
+            address = ipaddress.ip_address(words[1])
+        except ValueError:
+            continue
+        # 127.0.0.53 is the host's own; fe80::1%eth0 means something on one link only
+        off_limits = address.is_loopback or address.is_unspecified or address.is_multicast
+        if not (off_limits or (address.version == 6 and address.is_link_local)):
+            found.append(address)
+    return tuple(found)

@@ -1,0 +1,44 @@
+"""Opens the tap of one VMM: the device that a guest's frames come out of.
+
+It lives as long as its VMM: the kernel removes it when the last descriptor is closed, so none is
+ever left over. It must be opened in the VMM's namespace.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+from reconcilers.network import links
+from specs.errors import HostError
+from specs.names import HostNames
+
+_DEVICE = "/dev/net/tun"
+# include/uapi/linux/if_tun.h
+_TUNSETIFF = 0x400454CA
+_IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x0002, 0x1000, 0x4000, 0x8000
+
+
+def open_tap(names: HostNames) -> int:
+    """A new tap on the sandbox's bridge, up; the descriptor is the caller's. Raises HostError."""
+    name = names.interface("t")
+    try:
+        descriptor = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise HostError(
+            f"{_DEVICE} cannot be opened: {error.strerror}", fix="modprobe tun"
+        ) from error
+    try:
+        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | _IFF_TUN_EXCL
+        # struct ifreq: the name, then a union that is 24 bytes long
+        request = struct.pack("16sH22x", name.encode(), flags)
+        fcntl.ioctl(descriptor, _TUNSETIFF, request)
+        links.attach_tap(names)
+    except OSError as error:
+        os.close(descriptor)
+        raise HostError(f"the tap {name} cannot be made: {error.strerror}") from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
