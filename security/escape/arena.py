@@ -1,0 +1,157 @@
+"""The place of one run: the home, the throwaway sandboxes in it, their secrets, what was read once.
+
+Checks get everything they may know from here. Sandboxes are made when a check first asks for them,
+so that a single check costs a single machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from . import groups, proc
+from .home import BoxError, Home
+
+T = TypeVar("T")
+HERE = Path(__file__).parent
+RAM_MIB = 192
+DATA_MIB = 32
+
+
+class Arena:
+    """One home under attack. `folder` is private and removed by whoever made it."""
+
+    def __init__(
+        self,
+        box: Sequence[str],
+        folder: Path,
+        *,
+        isolation: str = "strict",
+        backend: str = "qemu",
+        accel: str = "tcg",
+        scale: float = 1.0,
+    ) -> None:
+        self.folder = folder
+        self.isolation = isolation
+        self.backend = backend
+        self.accel = accel
+        self.home = Home(box, folder, scale)
+        self.root = os.geteuid() == 0
+        self.canary = secrets.token_hex(24)
+        """What only the host knows: content of a file that no guest may read."""
+        self.canary_file = folder / "canary"
+        self.canary_file.write_text(self.canary)
+        self.nonces: dict[str, str] = {}
+        self.measured: dict[str, Any] = {}
+        self.confinement: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}
+
+    # -- sandboxes
+
+    def boxfile(self, **fields: object) -> str:
+        """A Boxfile's text: small, of this run's isolation, with `fields` on top."""
+        values: dict[str, object] = {
+            "backend": self.backend,
+            "isolation": self.isolation,
+            "accel": self.accel,
+            "cpus": 1,
+            "ram_mib": RAM_MIB,
+            "data": {"size_mib": DATA_MIB},
+            **fields,
+        }
+        # JSON is YAML
+        return "".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items())
+
+    def sandbox(self, *names: str, **fields: object) -> None:
+        """Make sure that these sandboxes exist, are Ready, and hold a nonce of their own."""
+        missing = [name for name in names if name not in self.nonces]
+        if not missing:
+            return
+        self.home.declare({name: self.boxfile(**fields) for name in missing})
+        for name in missing:
+            self.home.wait(name)
+            nonce = secrets.token_hex(16)
+            self.home.put(name, "/run/nonce", nonce.encode())
+            self.nonces[name] = nonce
+
+    def vmms(self) -> Mapping[str, int]:
+        """The two sandboxes that every reading from outside is made of, with their VMMs."""
+        self.sandbox("a", "b")
+        return {name: self.vmm(name) for name in ("a", "b")}
+
+    def vmm(self, name: str) -> int:
+        pid = self.home.pid(name)
+        if pid <= 1:
+            raise BoxError(f"box get names no process for {name}")
+        return pid
+
+    def helpers(self, name: str) -> list[int]:
+        """Processes in the sandbox's control group besides its VMM (virtiofsd, passt)."""
+        pid = self.vmm(name)
+        at = groups.folders(f"/proc/{pid}")
+        folder = at.get("pids", at.get("v2"))
+        return [] if folder is None else [p for p in groups.members(folder) if p != pid]
+
+    def confined(self) -> dict[str, int]:
+        """Every process that faces a guest: "a", "b", "a virtiofsd 4711"."""
+        found = dict(self.vmms())
+        for name in list(found):
+            for pid in self.helpers(name):
+                program = Path(proc.arguments(pid)[0]).name
+                found[f"{name} {program} {pid}"] = pid
+        return found
+
+    # -- what is made once
+
+    def once(self, key: str, make: Callable[[], T]) -> T:
+        """The result of `make`, made at the first call."""
+        if key not in self._made:
+            self._made[key] = make()
+        found: T = self._made[key]
+        return found
+
+    def forget(self, key: str) -> None:
+        self._made.pop(key, None)
+
+    def compiled(self, *sources: str, flags: Sequence[str] = ()) -> Path:
+        """A static program compiled from the C files beside this module."""
+        name = f"{Path(sources[0]).stem}-{hashlib.sha256(repr(flags).encode()).hexdigest()[:8]}"
+
+        def build() -> Path:
+            target = self.folder / "programs" / name
+            target.parent.mkdir(mode=0o755, exist_ok=True)
+            command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", *flags]
+            command += ["-o", str(target), *(str(HERE / source) for source in sources)]
+            done = subprocess.run(command, capture_output=True, timeout=120 * self.home.scale)
+            if done.returncode != 0:
+                raise BoxError(f"cc failed: {done.stderr.decode(errors='replace')[-800:]}")
+            target.chmod(0o755)
+            return target
+
+        return self.once(f"program {name}", build)
+
+    def answers(self, name: str, output: bytes) -> dict[str, str]:
+        """The lines "NONCE KEY VALUE" that only the guest which was given that nonce can write.
+
+        Lines without it count for nothing.
+        """
+        found: dict[str, str] = {}
+        for line in output.decode(errors="replace").splitlines():
+            nonce, _, rest = line.partition(" ")
+            if nonce == self.nonces[name]:
+                key, _, value = rest.partition(" ")
+                found[key] = value.strip()
+        return found
+
+    def close(self) -> list[str]:
+        """Remove everything; what the product left behind, in words."""
+        with contextlib.suppress(BoxError, OSError):
+            return self.home.close()
+        return ["the clean-up itself failed"]

@@ -1,0 +1,158 @@
+"""What /proc says about a process, read with own code (proc(5)); nothing here judges.
+
+Every function takes a PID and raises OSError when the kernel does not show it to us.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+NAMESPACES = ("net", "pid", "mnt", "ipc", "uts", "cgroup")
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """One open descriptor. `kind` is file, folder, device, socket, pipe, memfd or anonymous."""
+
+    number: int
+    kind: str
+    detail: str
+    device: int
+    inode: int
+    writable: bool
+
+
+def threads(pid: int) -> list[int]:
+    return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+
+
+def status(pid: int, tid: int | None = None) -> dict[str, str]:
+    path = f"/proc/{pid}/status" if tid is None else f"/proc/{pid}/task/{tid}/status"
+    lines = Path(path).read_text(errors="replace").splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def thread_statuses(pid: int) -> dict[int, dict[str, str]]:
+    """Of every thread; one that ends while it is read is left out."""
+    found = {}
+    for tid in threads(pid):
+        try:
+            found[tid] = status(pid, tid)
+        except (FileNotFoundError, ProcessLookupError):
+            if tid == pid:
+                raise
+    return found
+
+
+def start_time(pid: int) -> int:
+    """Clock ticks since boot; together with the PID it names one process."""
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return int(text[text.rindex(")") + 2 :].split()[19])
+
+
+def arguments(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+
+
+def namespace(pid: int | str, name: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/{name}")
+
+
+def descriptors(pid: int) -> list[Descriptor]:
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{name}"
+        try:
+            target, facts = os.readlink(path), os.stat(path)
+            flags = int(
+                Path(f"/proc/{pid}/fdinfo/{name}").read_text().split("flags:")[1].split()[0], 8
+            )
+        except FileNotFoundError:
+            continue  # closed since it was listed
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        kind = _kind(target, facts.st_mode)
+        found.append(Descriptor(int(name), kind, target, facts.st_dev, facts.st_ino, writable))
+    return found
+
+
+def _kind(target: str, mode: int) -> str:
+    if target.startswith("anon_inode:"):
+        return "anonymous"
+    if target.startswith("/memfd:"):
+        return "memfd"
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        return "device"
+    for test, word in (
+        (stat.S_ISSOCK, "socket"),
+        (stat.S_ISFIFO, "pipe"),
+        (stat.S_ISDIR, "folder"),
+        (stat.S_ISREG, "file"),
+    ):
+        if test(mode):
+            return word
+    return "other"
+
+
+def mounts(pid: int) -> list[tuple[str, frozenset[str], str]]:
+    """(mount point inside, options, kind of file system)."""
+    found = []
+    for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines():
+        words = line.split(" ")
+        kind = words[words.index("-") + 1]
+        found.append((words[4], frozenset(words[5].split(",")), kind))
+    return found
+
+
+def interfaces(pid: int) -> list[str]:
+    lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    return sorted(line.partition(":")[0].strip() for line in lines)
+
+
+def limit(pid: int, name: str) -> tuple[str, str]:
+    """Soft and hard value of one line of /proc/PID/limits."""
+    for line in Path(f"/proc/{pid}/limits").read_text().splitlines():
+        if line.startswith(name):
+            soft, hard = line[len(name) :].split()[:2]
+            return soft, hard
+    raise OSError(f"no limit is called {name}")
+
+
+def find_in_memory(pid: int, needles: dict[str, bytes]) -> dict[str, str]:
+    """Which of the needles the process's own memory holds, and in which mapping."""
+    found: dict[str, str] = {}
+    longest = max(len(needle) for needle in needles.values())
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for begin, end, name in _mappings(pid):
+            tail, at = b"", begin
+            while at < end and len(found) < len(needles):
+                try:
+                    part = os.pread(memory.fileno(), min(CHUNK, end - at), at)
+                except OSError:
+                    break  # a guard page, or unmapped since
+                if not part:
+                    break
+                window = tail + part
+                for key, needle in needles.items():
+                    if key not in found and needle in window:
+                        found[key] = name or "anonymous memory"
+                tail = window[-(longest - 1) :]
+                at += len(part)
+    return found
+
+
+def _mappings(pid: int) -> list[tuple[int, int, str]]:
+    """Readable mappings, the largest first: guest RAM is among them."""
+    found = []
+    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        words = line.split(None, 5)
+        name = words[5] if len(words) > 5 else ""
+        if not words[1].startswith("r") or name.startswith(("[vvar", "[vsyscall")):
+            continue
+        first, _, last = words[0].partition("-")
+        found.append((int(first, 16), int(last, 16), name))
+    return sorted(found, key=lambda mapping: mapping[0] - mapping[1])
