@@ -170,6 +170,17 @@ class AgentClient:
             raise GuestError("the guest's agent cannot mount shared directories")
         await self._ask(Kind.MOUNT, messages.mount_body(tag, path, readonly=readonly))
 
+    async def set_network(self, body: bytes) -> str:
+        """Give the guest's network card its addresses, routes, MTU and name servers; again changes
+        what differs. `body` is as PROTOCOL.md says.
+
+        Returns what could not be done and does not matter to the network itself, or nothing. Raises
+        GuestError, in the guest's own words, when the network could not be set.
+        """
+        if "network" not in self.hello.capabilities:
+            raise GuestError("the guest's agent cannot set up a network")
+        return messages.scrub(await self._ask(Kind.NETWORK, body))
+
     async def stats(self) -> dict[str, str]:
         """Numbers the agent keeps; for people."""
         return messages.parse_stats(await self._ask(Kind.STATS))

@@ -42,6 +42,7 @@ class Kind(IntEnum):
     SHUTDOWN = 9
     STATS = 10
     MOUNT = 11
+    NETWORK = 12
 
 
 @dataclass(frozen=True)

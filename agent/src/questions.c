@@ -10,7 +10,9 @@
 #include <time.h>
 
 #include "base.h"
+#include "network.h"
 #include "power.h"
+#include "resolver.h"
 
 #define SEED_MIN 16u
 #define SEED_MAX 512u
@@ -77,6 +79,20 @@ static void mount_directory(struct session *session, const struct stream *stream
     }
 }
 
+static void set_network(struct session *session, const struct stream *stream) {
+    struct network wanted;
+    char why[256] = "";
+    if (!network_parse(stream->body, stream->body_total, &wanted)) {
+        reply(session, stream, REPLY_MALFORMED, "malformed", 9);
+    } else if (!network_apply(&wanted, why, sizeof why)) {
+        reply(session, stream, REPLY_FAILED, why, strlen(why));
+    } else {
+        /* An image where this cannot be written has a network all the same; the answer says so. */
+        if (session->disks.root_ready && !resolver_write(&wanted, why, sizeof why)) say("%s", why);
+        reply(session, stream, REPLY_DONE, why, strlen(why));
+    }
+}
+
 static bool sound(const struct stream *stream) {
     uint32_t length = stream->body_total;
     switch (stream->kind) {
@@ -87,6 +103,7 @@ static bool sound(const struct stream *stream) {
     case REQUEST_SHUTDOWN: return length == 4;
     case REQUEST_STATS: return length == 0;
     case REQUEST_MOUNT: return length <= MOUNT_TAG_MAX + MOUNT_PATH_MAX + 5;
+    case REQUEST_NETWORK: return length <= NETWORK_BODY_MAX;
     case REQUEST_EXEC:
     case REQUEST_READ:
     case REQUEST_WRITE:
@@ -120,6 +137,9 @@ void question_answer(struct session *session, struct stream *stream) {
         break;
     case REQUEST_MOUNT:
         mount_directory(session, stream);
+        break;
+    case REQUEST_NETWORK:
+        set_network(session, stream);
         break;
     case REQUEST_SHUTDOWN: {
         int error = power_settle(session, load32(body));

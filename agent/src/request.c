@@ -88,6 +88,7 @@ bool order_parse(enum request_kind kind, const uint8_t *body, size_t length, str
     case REQUEST_SHUTDOWN:
     case REQUEST_STATS:
     case REQUEST_MOUNT:
+    case REQUEST_NETWORK:
     default:
         return false;
     }

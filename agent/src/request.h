@@ -25,6 +25,7 @@ enum request_kind {
     REQUEST_SHUTDOWN = 9,
     REQUEST_STATS = 10,
     REQUEST_MOUNT = 11,
+    REQUEST_NETWORK = 12,
 };
 
 struct hello {

@@ -9,7 +9,7 @@
 #include "questions.h"
 
 #define AGENT_VERSION "0.1.0"
-#define CAPABILITIES "exec read write resize clock reseed rotate ping shutdown stats mount"
+#define CAPABILITIES "exec read write resize clock reseed rotate ping shutdown stats mount network"
 
 static const uint8_t sync_mark[8] = {0x00, 'B', 'O', 'X', 'S', 'Y', 'N', 'C'};
 
@@ -103,6 +103,7 @@ static void complete(struct session *session, struct stream *stream) {
     case REQUEST_SHUTDOWN:
     case REQUEST_STATS:
     case REQUEST_MOUNT:
+    case REQUEST_NETWORK:
     default:
         question_answer(session, stream);
         stream_release(&session->streams, stream);

@@ -16,6 +16,7 @@
 #include "base.h"
 #include "cgroups.h"
 #include "disks.h"
+#include "resolver.h"
 #include "spawn.h"
 
 struct device {
@@ -72,6 +73,7 @@ static const char *arrange(void) {
     if (!make_devices()) return "/dev";
     if (!attach_ram("tmp", "tmp", 01777)) return "/tmp";
     if (!attach_ram("run", "run", 0755)) return "/run";
+    resolver_attach();
     /* What the agent works with is taken out of this namespace before the root is moved over it. */
     static const char *const ours[] = {"/proc", "/sys", "/dev", RAM, "/image"};
     for (size_t i = 0; i < LENGTH(ours); i++) {
