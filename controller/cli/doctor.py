@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from controller.cli import output
-from controller.cli.doctor_checks import CHECKS
+from controller.cli.doctor_checks import CHECKS, NEEDED_FOR
 from controller.cli.doctor_result import Check, Result, Subject, subject
 from specs.errors import BoxError
 from specs.text import visible
@@ -29,8 +29,11 @@ def doctor(chosen: Namespace) -> int:
         cells = [one.state, one.name]
         head = output.line(cells, sizes, [COLOURS[one.state]])
         print(f"{head.ljust(sum(sizes) + 2)}  {output.safe(one.found, 300)}")
-        if one.fix and one.state != "ok":
-            print(f"{'':{sum(sizes) + 2}}  fix: {output.safe(one.fix, 300)}")
+        if one.state != "ok":
+            more = [("needed for", one.needed_for), ("fix", one.fix)]
+            for label, text in more:
+                if text:
+                    print(f"{'':{sum(sizes) + 2}}  {label}: {output.safe(text, 300)}")
     warned = sum(1 for one in results if one.state == "warn")
     print(
         f"\n{len(results) - len(failed) - warned} ok, {warned} to know about, {len(failed)} failed"
@@ -41,7 +44,12 @@ def doctor(chosen: Namespace) -> int:
 
 def _run(check: Check, about: Subject) -> Result:
     """A check that breaks is a failed check, not the end of the others."""
-    name = str(getattr(check, "__name__", "check")).replace("_", " ")
+    function = str(getattr(check, "__name__", "check"))
+    name = function.replace("_", " ")
+    return replace(_answer(check, name, about), needed_for=NEEDED_FOR.get(function, ""))
+
+
+def _answer(check: Check, name: str, about: Subject) -> Result:
     try:
         return check(name, about)
     except BoxError as problem:

@@ -38,17 +38,37 @@ def user(name: str, about: Subject) -> Result:
 
 
 def new_privileges(name: str, about: Subject) -> Result:
-    """no_new_privs of this very process: a service manager may have set it (proc(5))."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("NoNewPrivs:") and line.split()[1] != "0":
-            found = "NoNewPrivs is set: programs with setuid or file capabilities gain nothing"
-            return Result(
-                name,
-                "ok" if os.geteuid() == 0 else "fail",
-                found,
-                "start it without NoNewPrivileges=yes",
-            )
-    return Result(name, "ok", "NoNewPrivs is not set")
+    """no_new_privs of this very process and of the running controller: a service manager may have
+    set it (proc(5)). Root needs no set-user-ID helper, and nothing is weakened because of it."""
+    bound = [who for who, path in _processes(about) if _no_new_privs(path)]
+    if not bound:
+        return Result(name, "ok", "NoNewPrivs is not set")
+    found = f"NoNewPrivs is set for {' and '.join(bound)}: set-user-ID programs gain nothing"
+    if os.geteuid() == 0:
+        return Result(name, "ok", f"{found}; root needs none")
+    fix = "start it without NoNewPrivileges=yes: newuidmap cannot work under it"
+    return Result(name, "fail", found, fix)
+
+
+def _processes(about: Subject) -> list[tuple[str, str]]:
+    from controller.cli.client import call
+
+    found = [("this process", "/proc/self/status")]
+    if about.layout is not None and place.controller_runs(about.layout):
+        try:
+            pid = int(call(about.layout, "GET", "/v1/version")["pid"])
+        except (BoxError, KeyError, ValueError):
+            return found
+        found.append(("the controller", f"/proc/{pid}/status"))
+    return found
+
+
+def _no_new_privs(path: str) -> bool:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False  # it ended meanwhile
+    return any(line.startswith("NoNewPrivs:") and line.split()[1] != "0" for line in lines)
 
 
 def python(name: str, about: Subject) -> Result:

@@ -10,29 +10,9 @@ import os
 import shutil
 from pathlib import Path
 
-from controller.cli import kvm
 from controller.cli.doctor_result import SETUP, Result, Subject
 
 QEMU_OLDEST = (7, 2)
-
-
-def cgroups(name: str, about: Subject) -> Result:
-    """Every controller a limit needs, in whichever version it is mounted (cgroups(7))."""
-    from reconcilers.confinement.cgrouptree import host_tree
-    from specs.errors import ConfinementError
-
-    tree = host_tree()
-    try:
-        tree.check()
-    except ConfinementError as problem:
-        return Result(name, "fail", problem.message, problem.fix)
-    locked = sorted(
-        {at.folder for at in tree.controllers.values() if not os.access(at.folder, os.W_OK)}
-    )
-    if locked:
-        return Result(name, "fail", f"not writable: {', '.join(locked)}", "mount them read-write")
-    found = (f"{one} (v{at.version})" for one, at in sorted(tree.controllers.items()))
-    return Result(name, "ok", ", ".join(found))
 
 
 def launching_side(name: str, about: Subject) -> Result:
@@ -166,12 +146,3 @@ def image_tools(name: str, about: Subject) -> Result:
         packages = " ".join(wanted[tool] for tool in missing)
         return Result(name, "fail", f"missing: {', '.join(missing)}", f"apt-get install {packages}")
     return Result(name, "ok", ", ".join(wanted))
-
-
-def hardware_virtualization(name: str, about: Subject) -> Result:
-    fix = "use a host with KVM, or write accel: tcg for emulation (for trying and testing)"
-    if why := kvm.obstacle(about.kernels):
-        return Result(name, "warn", why, fix)
-    probed = kvm.tried(about.kernels)
-    found = f"when last tried: {probed[1]}" if probed else "the device and the CPU offer it"
-    return Result(name, "ok", found if probed else f"{found}; a first sandbox proves it")

@@ -21,12 +21,16 @@ SETUP = "./dev setup"
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table. `fix` is a command or an instruction, empty when nothing is wrong."""
+    """One line of the table. `fix` is a command or an instruction, empty when nothing is wrong.
+
+    `needed_for` says what does not work without it.
+    """
 
     name: str
     state: State
     found: str
     fix: str = ""
+    needed_for: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -129,6 +131,41 @@ def test_verify_prints_each_reading(oak: Home) -> None:
     text = oak.box("verify", "oak").stdout.decode()
     for word in ("kernel release", "boot id", "executable", "seccomp", "no_new_privs"):
         assert word in text.lower(), text
+    assert "the CPU is emulated" in text
+
+
+def test_verify_proves_the_kernel_from_outside_and_says_what_each_reading_proves(
+    oak: Home,
+) -> None:
+    told = json.loads(oak.box("verify", "oak", "-o", "json").stdout)
+    found = {(each["layer"], each["item"]): each for each in told["readings"]}
+    assert told["ok"] and all(each["proves"] for each in told["readings"])
+    pid = oak.pid("oak")
+    image = found[("kernel", "kernel image")]
+    assert image["source"] == f"/proc/{pid}/root/kernel"
+    with open("/var/cache/box/kernels/current/vmlinux", "rb") as file:
+        assert image["got"] == hashlib.file_digest(file, "sha256").hexdigest()
+    assert found[("kernel", "virtualization")]["got"] == "emulated: no KVM descriptor"
+    assert os.readlink(f"/proc/{pid}/exe") in found[("kernel", "executable")]["got"]
+    assert os.uname().release in found[("guest", "kernel release")]["want"]
+    host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert found[("guest", "boot id")]["got"] != host
+
+
+def test_verify_says_what_it_can_of_a_vmm_whose_guest_is_silent(oak: Home) -> None:
+    """A stopped VMM answers nothing; what is read from outside is read all the same."""
+    pid = oak.pid("oak")
+    assert oak.controller is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = oak.box("verify", "oak", "-o", "json", check=False)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["ok"]) == (1, False)
+    wrong = {each["layer"] for each in told["readings"] if not each["ok"]}
+    assert "guest" in wrong and "capabilities" not in wrong
+    until(lambda: oak.run("oak", "true", check=False).returncode == 0, READY, "it answers again")
 
 
 def test_the_console_is_kept(oak: Home) -> None:

@@ -248,6 +248,13 @@ def test_doctor_names_every_requirement_with_a_fix_for_each_failure(tmp_path: Pa
     for one in checks.values():
         assert one["found"], one["name"]
         assert one["state"] == "ok" or one["fix"] or "could not be checked" in one["found"], one
+        assert one["needed_for"], f"{one['name']}: what is it for?"
+    wanted = (
+        "kvm cgroups identities namespaces seccomp landlock virtiofsd passt nftables forwarding"
+    )
+    wanted += " guest_kernel disk_space socket_paths new_privileges qemu host_kernel tap_devices"
+    named = {name.replace(" ", "_") for name in checks} | {"kvm"}
+    assert set(wanted.split()) <= named and "hardware_virtualization" in named
     assert not (home / "instance").exists(), "doctor changes nothing"
 
 
@@ -265,6 +272,20 @@ def test_doctor_sees_no_new_privileges(tmp_path: Path) -> None:
     )  # fmt: skip
     checks = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
     assert "NoNewPrivs is set" in checks["new privileges"]["found"]
+
+
+@pytest.mark.needs_root
+def test_doctor_leaves_no_trace_of_what_it_tried(tmp_path: Path) -> None:
+    def traces() -> list[str]:
+        top = Path("/sys/fs/cgroup")
+        found = [*top.glob("*/box/*/doctor"), *top.glob("box/*/doctor")]
+        return sorted(str(path) for path in found)
+
+    before = traces()
+    checks = checks_of(tmp_path / "home")
+    assert "limits hold when read back" in checks["cgroups"]["found"]
+    assert checks["nftables"]["state"] == "ok"
+    assert [each for each in traces() if each not in before] == []
 
 
 def checks_of(home: Path) -> dict[str, dict[str, str]]:

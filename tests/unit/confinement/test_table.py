@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from controller.cli.proven import statement
 from reconcilers.confinement.launch import ORDER
 from reconcilers.confinement.layers import LAYERS
 from reconcilers.confinement.preflight import launching_side
@@ -54,3 +55,8 @@ def test_page_lists_every_reading_that_is_mended_in_place() -> None:
 def test_launching_side_names_what_it_lacks() -> None:
     found = {each.item: each for each in launching_side()}
     assert set(found) == {"capabilities", "NoNewPrivs", "seccomp", "cgroup controllers"}
+
+
+def test_every_layer_says_in_box_verify_what_it_proves() -> None:
+    assert all(statement(each.name, "any") for each in LAYERS)
+    assert statement("kernel", "kernel image") and statement("guest", "boot id")

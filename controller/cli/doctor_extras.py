@@ -1,0 +1,96 @@
+"""Checks of `box doctor` for what only some Boxfiles need: networks and shared directories.
+
+A sandbox without them runs where these are missing, so what is missing is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from controller.cli.doctor_result import Result, Subject
+
+VIRTIOFSD = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")
+# mount_setattr(2), openat2(2), pidfd_open(2), close_range(2); cgroup.kill is of 5.14
+KERNEL_OLDEST, KERNEL_KILLS = (5, 12), (5, 14)
+
+
+def host_kernel(name: str, about: Subject) -> Result:
+    """The system calls the launcher cannot do without; no fallback would be as tight."""
+    found = platform.release()
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if version < KERNEL_OLDEST:
+        return Result(name, "fail", found, "Linux 5.12 or later is needed")
+    if version < KERNEL_KILLS:
+        return Result(name, "warn", found, "5.14 or later, for cgroup.kill of cgroup v2")
+    return Result(name, "ok", found)
+
+
+def virtiofsd(name: str, about: Subject) -> Result:
+    fix = "apt-get install virtiofsd (Debian 12: it comes with qemu-system-common)"
+    found = next((path for path in VIRTIOFSD if os.access(path, os.X_OK)), None)
+    return Result(name, "ok", found) if found else Result(name, "warn", "not installed", fix)
+
+
+def passt(name: str, about: Subject) -> Result:
+    """Also what carries a bridged sandbox of somebody who is not root."""
+    import shutil
+
+    from reconcilers.process import SEARCH
+
+    found = shutil.which("passt", path=SEARCH)
+    if found:
+        return Result(name, "ok", found)
+    return Result(name, "warn", "not installed", "apt-get install passt")
+
+
+def nftables(name: str, about: Subject) -> Result:
+    """A table is loaded and read back, in a network namespace made for it."""
+    from reconcilers.network import nftjson, spaces, tables
+    from specs.errors import BoxError
+
+    fix = "apt-get install nftables, on a kernel with nf_tables"
+    if not tables.installed():
+        return Result(name, "warn", "nft is not installed", fix)
+    if os.geteuid() != 0:
+        return Result(name, "ok", "nft is installed")
+
+    def trial() -> list[str]:
+        tables.load(nftjson.Table("box_doctor"))
+        return tables.names()
+
+    try:
+        seen = spaces.elsewhere(trial)
+    except (BoxError, OSError) as problem:
+        return Result(name, "warn", f"a table cannot be loaded: {problem}", fix)
+    if "box_doctor" not in seen:
+        return Result(name, "warn", "a table that was loaded is not listed", fix)
+    return Result(name, "ok", "a table was loaded and read back in a namespace of its own")
+
+
+def tap_devices(name: str, about: Subject) -> Result:
+    path = Path("/dev/net/tun")
+    if path.is_char_device() and os.access(path, os.R_OK | os.W_OK):
+        return Result(name, "ok", str(path))
+    return Result(name, "warn", f"{path} cannot be opened", "modprobe tun")
+
+
+def forwarding(name: str, about: Subject) -> Result:
+    """Between the sandboxes' links and the way out; as an ordinary user passt does that."""
+    from reconcilers.network import surroundings
+    from specs.egress import egress_of
+
+    if os.geteuid() != 0:
+        return Result(name, "ok", "not needed by an ordinary user")
+    seen = surroundings.look()
+    problem, fix = seen.problem(egress_of("all"))
+    if problem:
+        return Result(name, "warn", problem, fix)
+    if not seen.resolvers:
+        fix = "name a nameserver in /etc/resolv.conf that is not on the host's loopback"
+        return Result(name, "warn", "packets are forwarded, but no nameserver can be reached", fix)
+    ipv6 = "IPv4 and IPv6" if seen.forwards6 and seen.ipv6_route else "IPv4"
+    return Result(name, "ok", f"{ipv6}; MTU {seen.mtu}; DNS {', '.join(map(str, seen.resolvers))}")
