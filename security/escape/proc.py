@@ -156,3 +156,8 @@ def _mappings(pid: int) -> list[tuple[int, int, str]]:
         first, _, last = words[0].partition("-")
         found.append((int(first, 16), int(last, 16), name))
     return sorted(found, key=lambda mapping: mapping[0] - mapping[1])
+
+
+def readable_address(pid: int) -> int:
+    """The first byte of some readable mapping."""
+    return next(begin for begin, _, _ in reversed(_mappings(pid)))
