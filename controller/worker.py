@@ -140,7 +140,7 @@ class Worker:
                 if isinstance(step, steps.ConnectGuest):
                     entry.silent += 1
                     entry.kernel_differs = str(error) if isinstance(error, KernelMismatch) else ""
-                await self._undo(actor, created)
+                await self._undo(entry, actor, created)
                 raise
             if isinstance(step, steps.ConnectGuest):
                 entry.kernel_differs = ""
@@ -169,20 +169,31 @@ class Worker:
         task.result()
         return True
 
-    async def _undo(self, actor: Actor, created: list[Step]) -> None:
+    async def _undo(self, entry: Entry, actor: Actor, created: list[Step]) -> None:
         """Take back what this pass made, last first; never a disk that a VM has opened."""
         opened = any(isinstance(step, steps.LaunchVmm) for step in created)
         for step in reversed(created):
             inverse = step.undo()
             if inverse is None or (opened and isinstance(inverse, steps.EraseDisk)):
                 continue
+            # Before the act: what is remembered and not there is lost, the reverse is found again.
+            self._remember(entry, inverse)
             try:
                 await actor.act(inverse)
             except (BoxError, OSError):
                 continue  # the next pass finds whatever is left
 
     def _recorded(self, entry: Entry, step: Step, actor: Actor) -> None:
-        """Make durable what only we know of a step that was done."""
+        """Make durable what only we know of a step that was done, and tell of it."""
+        self._remember(entry, step)
+        if not step.consequence or isinstance(step, steps.LaunchVmm):
+            self._inventory.event(entry, "done", step.describe())
+        for note in actor.notes:
+            self._inventory.event(entry, "kept", note)
+        actor.notes.clear()
+
+    def _remember(self, entry: Entry, step: Step) -> None:
+        """A disk that was made and taken back again, say, is none that was lost."""
         name, record = entry.record.name, entry.record
         match step:
             case steps.ClaimIdentity():
@@ -196,11 +207,6 @@ class Worker:
                 record = replace(record, has_disk=False)
         if record != entry.record:
             self._inventory.save(name, record)
-        if not step.consequence or isinstance(step, steps.LaunchVmm):
-            self._inventory.event(entry, "done", step.describe())
-        for note in actor.notes:
-            self._inventory.event(entry, "kept", note)
-        actor.notes.clear()
 
     def _actor(self, name: str, entry: Entry, box: Boxfile | None) -> Actor:
         return Actor(self._host, name, box, entry.choice, entry.live, self._watch, self._wake)

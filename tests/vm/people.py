@@ -1,0 +1,272 @@
+"""Throwaway users of this host, and homes whose controller runs as one of them.
+
+The tests are root and look at the host with root's eyes; everything of box runs as the user, from
+a copy of the tree that others may read. /etc/subuid, /etc/subgid and programs can be replaced for
+one controller, in a mount namespace of its own: no system file is edited but by useradd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reconcilers.confinement.handover import hand_over
+from tests.conftest import EVIDENCE
+from tests.vm.cases import CaseHome
+from tests.vm.harness import ROOT, until
+
+PACKAGES = ("specs", "agent", "reconcilers", "controller", "security", "examples")
+PYTHON = os.path.realpath(sys.executable)  # the system's own: others may run it
+FIRST, COUNT = 1_880_000_000, 64  # subordinate identities that no other user of the host has
+
+
+@dataclass
+class Person:
+    """A user, the folder everything of it is in, and the box it can run."""
+
+    name: str
+    folder: Path
+    tree: Path
+    site: str
+    uid: int = field(init=False)
+    gid: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = pwd.getpwnam(self.name)
+        self.uid, self.gid = known.pw_uid, known.pw_gid
+
+    def become(self, groups: Sequence[int] = ()) -> list[str]:
+        """The start of a command line that root runs as this user."""
+        chosen = f"--groups={','.join(map(str, groups))}" if groups else "--init-groups"
+        return ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", chosen]
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """A clean one, as of a shell of su(1)."""
+        return {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(self.folder / "own"),
+            "BOX_HOME": str(home),
+            "PYTHONPATH": f"{self.tree}:{self.site}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def lines(self, *ranges: tuple[int, int]) -> str:
+        """Lines of subuid(5) for this user."""
+        return "".join(f"{self.name}:{first}:{count}\n" for first, count in ranges)
+
+
+def open_to_others(path: Path) -> bool:
+    """Whether everybody may go there and read."""
+    return all(each.stat().st_mode & 0o5 == 0o5 for each in (path, *path.parents))
+
+
+def copied(source: Path, target: Path) -> Path:
+    """A copy that others may read; hard links where the file system allows them."""
+
+    def link(origin: str, name: str) -> None:
+        try:
+            os.link(origin, name)
+        except OSError:
+            shutil.copyfile(origin, name)
+
+    shutil.copytree(source, target, copy_function=link, symlinks=True)
+    return target
+
+
+@contextlib.contextmanager
+def person(*, groups: bool = True) -> Iterator[Person]:
+    """A new user with control groups of its own; nothing of it remains."""
+    name = f"boxtest-{secrets.token_hex(3)}"
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as tmp:
+        folder = Path(tmp)
+        folder.chmod(0o755)
+        tree, site = ROOT, Path(sysconfig.get_path("purelib"))
+        if not open_to_others(tree):
+            for package in PACKAGES:
+                copied(ROOT / package, folder / "tree" / package)
+            tree = folder / "tree"
+        if not open_to_others(site):
+            site = copied(site, folder / "site")
+        own = folder / "own"
+        subprocess.run(
+            ["useradd", "--no-create-home", "--home-dir", str(own), "--shell", "/bin/sh"]
+            + ["--key", "SUB_UID_COUNT=0", "--key", "SUB_GID_COUNT=0", name],
+            check=True,
+            timeout=20,
+        )
+        try:
+            made = Person(name, folder, tree, str(site))
+            own.mkdir(mode=0o700)
+            os.chown(own, made.uid, made.gid)
+            if groups:
+                hand_over(made.uid, made.gid)
+            yield made
+            until(lambda: not processes_of(made), 20, f"nothing of {name} runs")
+        finally:
+            for pid in [*processes_of(made), *in_groups_of(made)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            until(lambda: not in_groups_of(made), 10, f"no group of {name} holds a process")
+            for place in groups_of(made):
+                for each in [*sorted(place.rglob("*"), reverse=True), place]:
+                    if each.is_dir():
+                        each.rmdir()
+                with contextlib.suppress(OSError):  # another user's are there
+                    place.parent.rmdir()
+            subprocess.run(["userdel", name], check=True, timeout=20)
+
+
+def groups_of(someone: Person) -> list[Path]:
+    """What root prepared for the user, in each hierarchy."""
+    return list(Path("/sys/fs/cgroup").glob(f"**/box-users/{someone.uid}"))
+
+
+def in_groups_of(someone: Person) -> list[int]:
+    """Processes in those, whatever identity they have."""
+    files = [file for place in groups_of(someone) for file in place.rglob("cgroup.procs")]
+    return [int(pid) for file in files for pid in file.read_text().split()]
+
+
+def processes_of(someone: Person) -> list[int]:
+    """Processes with the user's own UID. A strict VMM has another: see PersonsHome.vmms."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == someone.uid:
+                    found.append(int(entry.name))
+    return found
+
+
+class PersonsHome(CaseHome):
+    """A home of a user, used as root sees it. `replaced` maps a system file to what stands in its
+    place for the controller; `before` is run between root and the user, by root; `groups` are his
+    supplementary ones instead of those he has."""
+
+    def __init__(
+        self,
+        owner: Person,
+        path: Path,
+        *,
+        replaced: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+        groups: Sequence[int] = (),
+    ) -> None:
+        super().__init__(path)
+        self.owner = owner
+        self.env = owner.environment(path)
+        self.before = before
+        self.groups = groups
+        self.replaced = {
+            "/etc/subuid": owner.lines((FIRST, COUNT)),
+            "/etc/subgid": owner.lines((FIRST, COUNT)),
+            **(replaced or {}),
+        }
+
+    def command(self, *arguments: str) -> list[str]:
+        """The argv that runs box as the user, among the replaced files."""
+        script = 'while [ "$1" != -- ]; do mount --bind "$1" "$2"; shift 2; done; shift; exec "$@"'
+        pairs = []
+        for number, (path, text) in enumerate(self.replaced.items()):
+            source = self.owner.folder / f"replaced-{self.path.name}-{number}"
+            source.write_text(text)
+            source.chmod(0o755)
+            if not Path(path).exists():
+                Path(path).touch()
+            pairs += [str(source), path]
+        entered = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
+        box = [PYTHON, "-m", "controller.cli.main", *arguments]
+        return [*entered, *pairs, "--", *self.before, *self.owner.become(self.groups), *box]
+
+    def start(self) -> None:
+        log = open(self.path / "controller.log", "ab")  # noqa: SIM115  # the child keeps it
+        argv = self.command("controller")
+        self.controller = subprocess.Popen(
+            argv, env=self.env, stdout=log, stderr=log, cwd="/", start_new_session=True
+        )
+        log.close()
+        until(self.answers, 30, f"controller answers; {self.log()}")
+
+    def once(self) -> subprocess.CompletedProcess[bytes]:
+        """`box controller --once`."""
+        argv = self.command("controller", "--once")
+        return subprocess.run(argv, env=self.env, capture_output=True, timeout=100, cwd="/")
+
+    def box(
+        self, *arguments: str, check: bool = True, data: bytes | None = None, timeout: float = 120
+    ) -> subprocess.CompletedProcess[bytes]:
+        done = subprocess.run(
+            self.command(*arguments),
+            env=self.env,
+            input=data,
+            capture_output=True,
+            timeout=timeout,
+            cwd="/",
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"box {arguments}: {done!r}\n{self.log()}")
+        return done
+
+    def put(self, name: str, text: str = "") -> None:
+        super().put(name, text) if text else super().put(name)
+        os.chown(self.boxes / f"{name}.box.yaml", self.owner.uid, self.owner.gid)
+
+    @property
+    def runtime(self) -> Path:
+        return self.path / "run" / self.instance
+
+    def cgroups(self, name: str = "") -> list[Path]:
+        tops = groups_of(self.owner)
+        return [path for top in tops if (path := top / "box" / self.instance / name).is_dir()]
+
+    def children(self) -> set[int]:
+        """Without the reader process, which lives as long as its controller."""
+        return {pid for pid in super().children() if not is_reader(pid)}
+
+    def claims(self) -> str:
+        file = self.owner.folder / "own/.local/state/box/identities.toml"
+        return file.read_text() if file.exists() else ""
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.stop(signal.SIGKILL)
+        if not (self.path / "instance").exists():
+            return
+        for pid in self.vmms():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not self.vmms(), 20, "VMMs of the test are gone")
+
+
+def is_reader(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"insidereader" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+@contextlib.contextmanager
+def persons_home(owner: Person, **settings: Any) -> Iterator[PersonsHome]:
+    """A home of this user, without a controller yet."""
+    path = owner.folder / f"home-{secrets.token_hex(2)}"
+    home = PersonsHome(owner, path, **settings)
+    for folder in (path, home.boxes):
+        folder.mkdir(mode=0o700)
+        os.chown(folder, owner.uid, owner.gid)
+    EVIDENCE.watch(path, "home")
+    try:
+        yield home
+    finally:
+        EVIDENCE.forget(path)
+        home.close()
