@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from controller.entry import Entry
-from reconcilers.facts import Observed, Vmm
+from reconcilers.facts import Network, Observed, Vmm
 from specs.reading import Reading
 from specs.report import Report
 
@@ -31,6 +31,7 @@ def build_report(entry: Entry, observed: Observed) -> Report:
         conditions=tuple(entry.conditions.values()),
         vmm=_vmm(entry, observed),
         guest=_guest(entry, observed),
+        network=dict(observed.network.shown) if isinstance(observed.network, Network) else {},
         confinement=_readings(observed),
         drift=tuple(entry.drift),
         failure=entry.failure,

@@ -93,6 +93,18 @@ class Upkeep:
             if entry is not None:
                 self._inventory.event(entry, "mended", "its claim on its UID was gone and is back")
 
+    def _remove_stray_networks(self) -> None:
+        """What carries our instance's tag and belongs to no sandbox that exists."""
+        networks, instance = self._host.networks, self._layout.instance
+        known = list(self._inventory.entries)
+        try:
+            found = networks.remove_strays(instance, known)
+        except (BoxError, OSError) as error:
+            log.warning("networks of nobody cannot be removed: %s", error)
+            return
+        if found:
+            log.warning("removed networks of no sandbox: %s", ", ".join(found))
+
     def _find_strays(self) -> None:
         binary = self._host.facts.binary
         if binary is None:
@@ -109,6 +121,8 @@ class Upkeep:
             if is_name(name) and not self._inventory.vanishing.reason:
                 self._inventory.take_orphan(name)
                 self._wake(name)
+        if not self._inventory.vanishing.reason:
+            self._remove_stray_networks()
         for name, pids in self._marked.items():
             entry = known.get(name)
             live = entry.live.record.pid if entry is not None and entry.live is not None else 0

@@ -14,6 +14,7 @@ from reconcilers.host import Host
 from reconcilers.hostfacts import read_host
 from reconcilers.image import Images
 from reconcilers.layout import Layout
+from reconcilers.network.networks import Networks
 from specs.config import Config, parse_config
 
 CONFIG_MAX = 64 << 10
@@ -38,6 +39,7 @@ def build_host(layout: Layout, config: Config) -> Host:
         boot_files=BootFiles(layout.kernels),
         identities=IdentityRegistry(),
         backends={"qemu": Qemu()},
+        networks=Networks(config),
     )
     host.kvm = KvmProbe(layout.kernels / "kvm-probe.json", lambda: kvmprobe.boot_once(host))
     return host

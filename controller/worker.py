@@ -21,7 +21,7 @@ from controller.reporting import build_report
 from controller.store import Store
 from reconcilers import steps
 from reconcilers.act import Actor
-from reconcilers.facts import Disk, Observed, Vmm
+from reconcilers.facts import Disk, Network, Observed, Vmm
 from reconcilers.host import Host
 from reconcilers.observe import observe
 from reconcilers.plan import Plan, plan
@@ -303,6 +303,8 @@ class Worker:
             and observed.cgroup is False
             and not isinstance(observed.disk, Disk)
             and observed.uid is None
+            and isinstance(observed.network, Network)
+            and not observed.network.present
         )
 
     def _next(self, entry: Entry) -> float:

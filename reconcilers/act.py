@@ -12,6 +12,7 @@ import datetime
 import os
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 from agent.client import AgentClient
@@ -72,6 +73,10 @@ class Actor:
                 await asyncio.to_thread(self._create_cgroup)
             case steps.RemoveCgroup():
                 await asyncio.to_thread(self._host.cgroup(self._names).remove)
+            case steps.RaiseNetwork():
+                await asyncio.to_thread(self._raise_network)
+            case steps.RemoveNetwork():
+                await asyncio.to_thread(self._host.networks.remove, self._names)
             case steps.CreateDisk():
                 folder = self._host.layout.disks(self._name)
                 await asyncio.to_thread(disks.create, folder, step.size_mib)
@@ -97,6 +102,8 @@ class Actor:
                 await asyncio.to_thread(self._mend, step.readings)
             case steps.ConnectGuest():
                 await self._connect()
+            case steps.TellNetwork():
+                await self._tell_network()
             case steps.ResizeData():
                 await self._resize(step.size_mib)
             case steps.RemoveRuntime():
@@ -180,25 +187,34 @@ class Actor:
         # A fresh group for each start: its counters then speak of this VMM alone.
         await asyncio.to_thread(_renew, group, confinement)
         boot = await asyncio.to_thread(self._host.boot, features_of(box))
-        record, errors = await microvm.start(
-            self._host.layout,
-            microvm.Start(
-                box=box,
-                names=self._names,
-                key=key,
-                accel=choice.accel,
-                confinement=confinement,
-                image=image,
-                disk=self._disk(),
-                boot=boot,
-                backend=self._host.backend_for(box),
-                host=self._host.facts,
-            ),
-        )
+        with ExitStack() as opened:
+            tap = await self._open_tap(opened) if box.network == "bridge" else None
+            record, errors = await microvm.start(
+                self._host.layout,
+                microvm.Start(
+                    box=box,
+                    names=self._names,
+                    key=key,
+                    accel=choice.accel,
+                    confinement=confinement,
+                    image=image,
+                    disk=self._disk(),
+                    boot=boot,
+                    backend=self._host.backend_for(box),
+                    host=self._host.facts,
+                    tap=tap,
+                ),
+            )
         self.live = Live(record)
         log = console.ConsoleLog(self._host.layout.console_log(self._name))
         self.live.keep(console.follow_errors(errors, log))
         self._hold(log)
+
+    async def _open_tap(self, opened: ExitStack) -> tuple[int, int]:
+        descriptors = await asyncio.to_thread(self._host.networks.open_tap, self._names)
+        for descriptor in descriptors:
+            opened.callback(os.close, descriptor)
+        return descriptors
 
     def _hold(self, log: console.ConsoleLog) -> None:
         assert self.live is not None
@@ -269,9 +285,30 @@ class Actor:
         live = self._held()
         runtimefiles.mend_files([each for each in readings if each.layer == runtimefiles.LAYER])
         others = tuple(each for each in readings if each.layer != runtimefiles.LAYER)
+        if any(each.layer == "network" for each in others):
+            self._host.networks.raise_up(self._names, box)
         if others:
             want = self._policy(box, choice, live.record.uid)
             mend(live.record.pid, want, self._names, others)
+
+    # -- network
+
+    def _raise_network(self) -> None:
+        box, _ = self._wanted()
+        self._host.networks.raise_up(self._names, box)
+
+    async def _tell_network(self) -> None:
+        """The guest's side of the link; told again only when it has changed."""
+        box, _ = self._wanted()
+        live = self._connected()
+        told = await asyncio.to_thread(self._host.networks.for_guest, self._names, box)
+        if live.record.guest_network == told:
+            return
+        assert live.client is not None
+        if lacking := await live.client.set_network(told.encode()):
+            self.notes.append(f"its network works, but {lacking}")
+        live.record = replace(live.record, guest_network=told)
+        launchrecord.write(self._host.layout.launch_record(self._name), live.record)
 
     # -- guest
 
@@ -290,6 +327,8 @@ class Actor:
             await client.close()
             raise
         live.client = client
+        if self._box is not None and self._box.network == "bridge":
+            await self._tell_network()
         live.keep(self._tell_closed(live, client))
 
     async def _tell_closed(self, live: Live, client: AgentClient) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from specs.boxfile import Boxfile
 
-QMP_FD, CONSOLE_FD, AGENT_FD, ROOT_FD, DATA_FD = 3, 4, 5, 6, 7
+QMP_FD, CONSOLE_FD, AGENT_FD, ROOT_FD, DATA_FD, TAP_FD = 3, 4, 5, 6, 7, 8
 KERNEL_PATH, INITRD_PATH = "/kernel", "/initrd"
 
 

@@ -63,11 +63,14 @@ class Vmm:
 
 @dataclass(frozen=True)
 class Guest:
-    """A guest that answers over its channel. `data_bytes` is the disk size it was told of."""
+    """A guest that answers over its channel. `data_bytes` and `network` are what it was told of its
+    disk's size and of its addresses.
+    """
 
     kernel: str
     boot_id: str
     data_bytes: int
+    network: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,9 @@ class Network:
     shown: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def as_wanted(self) -> bool:
-        return all(reading.ok for reading in self.readings)
+    def fault(self) -> Reading | None:
+        """The first reading that is not as wanted."""
+        return next((reading for reading in self.readings if not reading.ok), None)
 
 
 @dataclass(frozen=True)

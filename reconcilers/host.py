@@ -19,6 +19,8 @@ from reconcilers.hostfacts import read_host
 from reconcilers.image import Images
 from reconcilers.kernel import find_kernel
 from reconcilers.layout import Layout
+from reconcilers.network.networks import Networks
+from reconcilers.network.taps import devices
 from specs.boxfile import Boxfile, Isolation, Network
 from specs.config import Config
 from specs.errors import Conflict, HostError
@@ -37,6 +39,7 @@ class Host:
     identities: IdentityRegistry
     backends: Mapping[str, Backend]
     kvm: KvmProbe | None = None
+    networks: Networks = field(default_factory=lambda: Networks(Config()))
     _policies: dict[tuple[object, ...], Confinement] = field(default_factory=dict)
     # The registry is one locked file for the whole host; reading it for every pass over every
     # sandbox would dominate an idle controller, so our own claims are remembered and read again on
@@ -52,6 +55,8 @@ class Host:
     def problems(self, box: Boxfile) -> tuple[str, ...]:
         """Why this host cannot run `box`; looks for the VMM again before it says so (blocking)."""
         backend = self.backend_for(box)
+        if box.network is Network.bridge and ordinary.current() is not None:
+            return ("network: bridge needs root so far; remove the line or run box as root",)
         if not backend.check(box, self.facts):
             return ()
         self.facts = read_host(self.config)
@@ -155,6 +160,8 @@ class Host:
             policy = confinement_for(
                 box, uid=uid, gid=gid, kvm=kvm, program=program, disk_bytes=disk_bytes
             )
+            if box.network is Network.bridge:
+                policy = replace(policy, devices=devices(self.names(box.name)))
             if user is not None:
                 maps, groups = ordinary.user_namespace_for(
                     user, strict=strict, uid=uid, gid=gid, kvm=kvm

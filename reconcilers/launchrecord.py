@@ -45,6 +45,7 @@ class LaunchRecord:
     start_time: int = 0
     exe: tuple[int, int] = (0, 0)
     guest_boot_id: str = ""
+    guest_network: str = ""  # what the guest was told of its network
     at_launch: tuple[Reading, ...] = ()
 
     @property

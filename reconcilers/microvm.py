@@ -54,6 +54,8 @@ class Start:
     boot: Boot
     backend: Backend
     host: HostFacts
+    # a tap and the namespace it is in, the caller's; None for a sandbox without a network
+    tap: tuple[int, int] | None = None
 
 
 async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
@@ -104,6 +106,7 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                     descriptors=descriptors,
                     binds=binds,
                     stderr_fd=errors_end,
+                    netns_fd=wanted.tap[1] if wanted.tap is not None else None,
                 ),
                 root_files=root_files(command.argv[0], kvm=wanted.accel == "kvm"),
             )
@@ -136,7 +139,8 @@ def _descriptors(opened: ExitStack, layout: Layout, wanted: Start) -> dict[int, 
     def listening(path: Path) -> int:
         return opened.enter_context(contextlib.closing(sockets.listen(path))).fileno()
 
-    return {
+    network = {slots.TAP_FD: wanted.tap[0]} if wanted.tap is not None else {}
+    return network | {
         slots.QMP_FD: listening(layout.qmp_socket(name)),
         slots.CONSOLE_FD: listening(layout.console_socket(name)),
         slots.AGENT_FD: listening(layout.agent_socket(name)),

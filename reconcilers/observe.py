@@ -5,14 +5,16 @@ What cannot be read becomes `Unknown`; only a definite "not there" becomes None.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Set
+from dataclasses import replace
 from pathlib import Path
 
 from reconcilers import disk as disks
 from reconcilers import launchrecord, procfs, qmp
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import read_vmm
-from reconcilers.facts import Disk, Guest, Image, Observed, Unknown, Vmm
+from reconcilers.facts import Disk, Guest, Image, Network, Observed, Unknown, Vmm
 from reconcilers.host import Host
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
@@ -43,6 +45,10 @@ async def observe(
     disk = _disk(host.layout.disks(name))
     vmm = _vmm(host, name, box, record, uid, disk)
     known = vmm.pid if isinstance(vmm, Vmm) else 0
+    network = await read_network(host, name, box if wants_vm else None, known)
+    if isinstance(vmm, Vmm) and isinstance(network, Network):
+        # The rules are a wall around this VMM like any other.
+        vmm = replace(vmm, readings=(*vmm.readings, *network.readings))
     # The list of marked processes is as old as the last scan: a PID in it may be another's by now.
     ours = {pid for pid in marked - inside - {known} if procfs.carries(pid, host.names(name))}
     # A VMM that lacks a wall is replaced, and must not gain time by leaving a question unanswered.
@@ -55,6 +61,7 @@ async def observe(
         cgroup=cgroup,
         disk=disk,
         vmm=vmm,
+        network=network,
         strays=strays,
         guest=answering,
         paused="" if lacking or answering is not None else await _paused(host, name, vmm),
@@ -88,6 +95,20 @@ def _image(host: Host, box: Boxfile) -> Image | Unknown | None:
 def _disk(folder: Path) -> Disk | Unknown | None:
     try:
         return disks.observe(folder)
+    except (OSError, BoxError) as error:
+        return Unknown(str(error))
+
+
+async def read_network(host: Host, name: str, box: Boxfile | None, pid: int) -> Network | Unknown:
+    """The network of a sandbox whose VMM is `pid` (0: it has none)."""
+    names = host.names(name)
+    try:
+        if box is None or box.network == "none":
+            return Network(host.networks.present(names))
+        # It waits for netlink, and pyroute2 runs an event loop of its own in the thread it is in.
+        return await asyncio.to_thread(host.networks.observe, names, box, pid)
+    except FileNotFoundError:
+        return Unknown("its VMM ended while its network was read")
     except (OSError, BoxError) as error:
         return Unknown(str(error))
 
@@ -171,4 +192,5 @@ async def _guest(live: Live | None, vmm: Vmm | Unknown | None) -> Guest | None:
             await live.drop_channel()
             return None
     hello = live.client.hello
-    return Guest(hello.kernel, hello.boot_id, live.record.data_bytes)
+    record = live.record
+    return Guest(hello.kernel, hello.boot_id, record.data_bytes, record.guest_network)

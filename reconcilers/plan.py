@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reconcilers import steps
-from reconcilers.facts import MIB, Disk, Observed, Vmm
+from reconcilers.facts import MIB, Disk, Network, Observed, Vmm
 from reconcilers.steps import Step
 from specs.boxfile import Boxfile
 from specs.conditions import ConditionType, Reason
@@ -75,6 +75,7 @@ def _down(observed: Observed) -> list[Step]:
         found.append(steps.StopVmm("vmm", "absent", "running", graceful=not observed.vmm.frozen))
     if observed.strays:
         found.append(_kill(observed))
+    found += _without_network(observed)
     if observed.cgroup is True:
         found.append(steps.RemoveCgroup("cgroup", "absent", "present", consequence=True))
     if observed.runtime:
@@ -104,6 +105,8 @@ def _up(box: Boxfile, desired: Desired, observed: Observed) -> Plan:
         found.append(steps.CreateCgroup("cgroup", "present", "absent"))
     if observed.strays:
         found.append(_kill(observed))
+    if not isinstance(observed.vmm, Vmm):
+        found += _network(box, observed)
     data, blocked = _data(box, observed)
     found += data
     if blocked is None:
@@ -114,6 +117,23 @@ def _up(box: Boxfile, desired: Desired, observed: Observed) -> Plan:
 def _kill(observed: Observed) -> Step:
     count = len(observed.strays)
     return steps.KillStrays("vmm", "no stray process", f"{count} stray", pids=observed.strays)
+
+
+def _network(box: Boxfile, observed: Observed) -> list[Step]:
+    """What a VMM that is about to start needs of it, or must not have."""
+    network = observed.network
+    if box.network == "none":
+        return _without_network(observed)
+    if isinstance(network, Network) and (fault := network.fault) is not None:
+        name = f"network.{fault.item}" if network.present else "network"
+        return [steps.RaiseNetwork(name, fault.want, fault.got)]
+    return []
+
+
+def _without_network(observed: Observed) -> list[Step]:
+    if isinstance(observed.network, Network) and observed.network.present:
+        return [steps.RemoveNetwork("network", "absent", "present", consequence=True)]
+    return []
 
 
 def _data(box: Boxfile, observed: Observed) -> tuple[list[Step], Blocked | None]:
@@ -155,6 +175,7 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
     if stop is not None:
         return [
             stop,
+            *_network(box, observed),
             steps.LaunchVmm("vmm", "running", "being replaced", consequence=True, key=key),
             connect,
         ]
@@ -186,6 +207,16 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
             )
         )
         return found
+    if box.network == "none":
+        found += _without_network(observed)
+    elif isinstance(observed.network, Network) and not mendable:
+        told = observed.network.for_guest
+        if observed.guest.network != told:
+            found.append(
+                steps.TellNetwork(
+                    "network.guest", _on_one_line(told), _on_one_line(observed.guest.network)
+                )
+            )
     wanted = box.data.size_mib
     if observed.guest.data_bytes < wanted * MIB:
         have = observed.guest.data_bytes // MIB
@@ -195,6 +226,10 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
             )
         )
     return found
+
+
+def _on_one_line(told: str) -> str:
+    return told.strip().replace("\n", " ") or "nothing"
 
 
 def _replacement(vmm: Vmm, desired: Desired, observed: Observed) -> Step | None:

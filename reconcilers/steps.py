@@ -80,6 +80,21 @@ class RemoveCgroup(Step):
 
 
 @dataclass(frozen=True)
+class RaiseNetwork(Step):
+    def describe(self) -> str:
+        return "set up its network, rules first"
+
+    def undo(self) -> Step | None:
+        return RemoveNetwork("network", "absent", "set up in this pass")
+
+
+@dataclass(frozen=True)
+class RemoveNetwork(Step):
+    def describe(self) -> str:
+        return "remove its network"
+
+
+@dataclass(frozen=True)
 class CreateDisk(Step):
     size_mib: int = 0
 
@@ -169,6 +184,12 @@ class MendReadings(Step):
 class ConnectGuest(Step):
     def describe(self) -> str:
         return "open the guest's channel"
+
+
+@dataclass(frozen=True)
+class TellNetwork(Step):
+    def describe(self) -> str:
+        return "tell the guest its addresses, routes and MTU"
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,16 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     StrictBool,
     StrictInt,
     StrictStr,
     StringConstraints,
+    Tag,
 )
 
+from specs.egress import ENTRIES_MAX, parse_entry
 from specs.errors import BadName
 from specs.names import NAME_PATTERN, check_name
 from specs.text import visible
@@ -116,6 +119,11 @@ def _absolute(path: str) -> str:
     return path
 
 
+def _destination(text: str) -> str:
+    parse_entry(text)
+    return text
+
+
 Name = Annotated[StrictStr, AfterValidator(_sandbox_name)]
 Line = Annotated[
     StrictStr, StringConstraints(min_length=1, max_length=4096), AfterValidator(_one_line)
@@ -125,6 +133,13 @@ AbsolutePath = Annotated[Line, AfterValidator(_absolute)]
 EnvName = Annotated[StrictStr, StringConstraints(max_length=256), AfterValidator(_environment_name)]
 LabelKey = Annotated[StrictStr, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 LabelValue = Annotated[StrictStr, StringConstraints(max_length=256), AfterValidator(_one_line)]
+EgressEntry = Annotated[StrictStr, StringConstraints(max_length=200), AfterValidator(_destination)]
+# Two types told apart beforehand, so that a mistake in a list is not also "not none or all".
+Egress = Annotated[
+    Annotated[Literal["none", "all"], Tag("word")]
+    | Annotated[tuple[EgressEntry, ...], Field(max_length=ENTRIES_MAX), Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "word"),
+]
 Lines = Annotated[tuple[Text, ...], Field(max_length=LINES_MAX)]
 Names = Annotated[tuple[Line, ...], Field(max_length=LINES_MAX)]
 
@@ -188,9 +203,14 @@ class Boxfile(Part):
     ram_mib: Annotated[StrictInt, Field(ge=128, le=RAM_MIB_MAX)] = Field(
         512, description="Guest RAM in MiB."
     )
-    network: Network = Field(Network.none, description="none: no network device at all.")
-    egress: Literal["none", "all"] | Names = Field(
-        "all", description="What a bridged sandbox may reach: none, all, or a list of IP:port."
+    network: Network = Field(
+        Network.none,
+        description="none: no network device at all. bridge: one card behind rules of its own.",
+    )
+    egress: Egress = Field(
+        "all",
+        description="What a bridged sandbox may reach: none, all (but nothing private and nothing "
+        "of the host), or a list of IP:port, CIDR:port and [IPv6]:port.",
     )
     readonly: StrictBool = Field(
         False, description="Read-only root; /tmp, /run and /data stay writable."
@@ -238,16 +258,14 @@ class Boxfile(Part):
 
 # Fields refused as soon as they hold anything, and fields where only some values work so far.
 WHOLE_FIELDS = frozenset(
-    {"egress", "warm", "warmup", "packages", "run", "pkgmgr", "mounts", "blueprint", "seccomp"}
+    {"warm", "warmup", "packages", "run", "pkgmgr", "mounts", "blueprint", "seccomp"}
 )
 _BUILT_VALUES: Mapping[str, tuple[str, ...]] = {
     "base": ("builtin:busybox",),
     "backend": ("qemu",),
-    "network": ("none",),
 }
 _KNOWN_VALUES: Mapping[str, tuple[object, ...]] = {
     "backend": tuple(Backend),
-    "network": tuple(Network),
 }
 
 

@@ -68,6 +68,7 @@ def _judge(
     document: Document, file: str, expected_name: str | None, known: tuple[Problem, ...]
 ) -> tuple[Boxfile | None, tuple[Problem, ...]]:
     problems = [*known, *_not_built(document, file), *_name(document, file, expected_name)]
+    problems += _pointless(document, file)
     return judge(Boxfile, document, file, problems, WHOLE_FIELDS)
 
 
@@ -83,6 +84,15 @@ def _not_built(document: Document, file: str) -> list[Problem]:
             found.append(Problem(file, *place, field, why, fix))
             del document.data[field]
     return found
+
+
+def _pointless(document: Document, file: str) -> list[Problem]:
+    """A rule for a network that is not there was meant to do something."""
+    if "egress" not in document.data or document.data.get("network", "none") != "none":
+        return []
+    place = document.key_place(("egress",))
+    message = "there is no network whose egress this could be"
+    return [Problem(file, *place, "egress", message, 'write "network: bridge", or remove the line')]
 
 
 def _name(document: Document, file: str, expected_name: str | None) -> list[Problem]:

@@ -43,6 +43,7 @@ class Report(BaseModel):
     conditions: tuple[Condition, ...] = ()
     vmm: dict[str, Any] = {}
     guest: dict[str, Any] = {}
+    network: dict[str, Any] = {}
     confinement: tuple[dict[str, Any], ...] = ()
     drift: tuple[Drift, ...] = ()
     failure: Failure | None = None

@@ -128,6 +128,8 @@ def _path(loc: tuple[int | str, ...], document: Document) -> tuple[Path, bool]:
         inside_map = isinstance(value, dict) and step in value
         inside_list = isinstance(value, list) and isinstance(step, int) and step < len(value)
         if not (inside_map or inside_list):
+            if isinstance(value, list) and isinstance(step, str):
+                continue  # pydantic's name for one of several types
             if step != "[key]" and isinstance(value, dict) and not path:
                 path = (*path, step)  # a missing field
             break

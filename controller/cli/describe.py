@@ -35,6 +35,7 @@ def describe(chosen: Namespace) -> int:
         _failure(found)
         _facts("Vmm", found.report.vmm)
         _facts("Guest", found.report.guest)
+        _facts("Network", found.report.network)
         _drift(found)
     _events(layout, found.name)
     if found.report is not None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from reconcilers import backend
 from reconcilers.backend import HostFacts, VmmCommand
-from specs.boxfile import Boxfile
+from reconcilers.network.addresses import mac
+from specs.boxfile import Boxfile, Network
+from specs.names import parse_marker
 
 OLDEST = (7, 2)
 # Under emulation QEMU would reserve 1 GiB for translated code whatever the guest's size; MiB.
@@ -50,6 +52,8 @@ class Qemu:
         argv += ["-device", "virtserialport,chardev=agent,name=box.agent.0"]
         argv += _disk("root", backend.ROOT_FD, 1, read_only=True)
         argv += _disk("data", backend.DATA_FD, 2, read_only=False)
+        if box.network is Network.bridge:
+            argv += _network_card(marker)
         return VmmCommand(tuple(argv))
 
 
@@ -66,6 +70,8 @@ def kernel_command_line(box: Boxfile, accel: str, host: HostFacts) -> str:
     words += [f"box.hostname={box.name}"]
     if box.readonly:
         words += ["box.readonly=1"]
+    if box.network is Network.bridge:
+        words += ["box.network=1"]
     return " ".join(words)
 
 
@@ -77,6 +83,14 @@ def _accelerator(accel: str) -> list[str]:
 
 def _socket(name: str, descriptor: int) -> list[str]:
     return ["-chardev", f"socket,id={name},fd={descriptor},server=on,wait=off"]
+
+
+def _network_card(marker: str) -> list[str]:
+    names = parse_marker(marker)
+    if names is None:
+        raise ValueError(f"not a marker: {marker!r}")
+    device = f"virtio-net-device,netdev=network,mac={mac(names, 'guest')}"
+    return ["-netdev", f"tap,id=network,fd={backend.TAP_FD}", "-device", device]
 
 
 def _disk(name: str, descriptor: int, fdset: int, *, read_only: bool) -> list[str]:

@@ -165,9 +165,10 @@ def _network(proc: str, want: Confinement) -> Iterator[Reading]:
     path = f"{proc}/net/dev"
     lines = procfile.read(path).decode("ascii", "replace").splitlines()[2:]
     names = sorted(line.partition(":")[0].strip() for line in lines)
-    yield _same(
-        "network", "devices", " ".join(sorted(("lo", *want.devices))), " ".join(names), path
-    )
+    wanted = sorted(("lo", *want.devices))
+    # One that is gone can be made again beside the running VMM; one too many may be anything.
+    mend: Mend = "in place" if set(names) < set(wanted) else "replace"
+    yield _same("network", "devices", " ".join(wanted), " ".join(names), path, mend)
 
 
 def _root(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:

@@ -7,7 +7,6 @@ here blocks and belongs into a thread.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -98,6 +97,15 @@ class Networks:
             _shown(wanted, dropped, f"{problem}: {fix}" if problem else ""),
         )
 
+    def for_guest(self, names: HostNames, box: Boxfile) -> str:
+        """What the guest has to be told now. Raises HostError when there is no network."""
+        with readlinks.worded("read"):
+            slot = slots.live_slot(names)
+            if slot is None:
+                raise HostError("its network is gone")
+            around = surroundings.look(self._resolver)
+            return _wanted(names, box, around, slot).for_guest().decode()
+
     def _rules(self, space: str, table: Table, dropped: dict[str, int]) -> Reading:
         """Compare one table; the host's own namespace when `space` is empty."""
         item = RULES_ITEM if space else HOST_RULES_ITEM
@@ -180,43 +188,47 @@ class Networks:
             raise
 
     def remove(self, names: HostNames) -> None:
-        """Everything of a sandbox's network, or what is left of it. Raises HostError."""
+        """Everything of a sandbox's network, or what is left of it. Raises HostError.
+
+        The namespaces go last: as long as one is there, what is left is found again.
+        """
         links.remove_host_link(names.interface("h"))
-        for kind in ("m", "v"):
-            spaces.remove(names.interface(kind))
         if tables.installed():
             tables.delete(host_table(names))
         links.remove_rules(names.interface("h"))
+        for kind in ("m", "v"):
+            spaces.remove(names.interface(kind))
 
     def remove_strays(self, instance: str, known: Iterable[str]) -> list[str]:
         """Remove what this instance has on the host for sandboxes that nobody knows; their names.
 
-        `known` are the sandboxes that exist. Nothing of another instance is touched.
+        `known` are the sandboxes that exist. Nothing of another instance is touched. As long as
+        there is nothing to remove, this costs two short listings.
         """
-        expected = {
-            HostNames(instance, name).interface(kind) for name in known for kind in ("v", "m", "h")
-        }
+        all_names = [HostNames(instance, name) for name in known]
+        expected = {each.interface(kind) for each in all_names for kind in ("v", "m", "h")}
         found = {
             name
-            for name in (*spaces.names(), *links.names(), *links.rule_devices())
+            for name in (*spaces.names(), *links.names())
             if is_interface_of(name, instance) and name not in expected
         }
+        if not found:
+            return []
+        found |= {
+            name
+            for name in links.rule_devices()
+            if is_interface_of(name, instance) and name not in expected
+        }
+        if tables.installed():
+            ours = host_table(HostNames(instance, "x")).removesuffix("x")
+            kept = {host_table(each) for each in all_names}
+            for name in tables.names():
+                if name.startswith(ours) and name not in kept:
+                    tables.delete(name)
         for name in sorted(found):
-            with contextlib.suppress(HostError):
-                links.remove_host_link(name)
+            links.remove_host_link(name)
             links.remove_rules(name)
             spaces.remove(name)
-        return sorted(found)
-
-    def remove_stray_tables(self, instance: str, known: Iterable[str]) -> list[str]:
-        """The same for tables on the host, which takes a program to list."""
-        if not tables.installed():
-            return []
-        ours = host_table(HostNames(instance, "x")).removesuffix("x")
-        expected = {host_table(HostNames(instance, name)) for name in known}
-        found = {each for each in tables.names() if each.startswith(ours)} - expected
-        for name in sorted(found):
-            tables.delete(name)
         return sorted(found)
 
 

@@ -20,6 +20,11 @@ _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x0002, 0x1000, 0x4000, 0x8000
 
 
+def devices(names: HostNames) -> tuple[str, ...]:
+    """What a VMM with a network sees in its namespace beside `lo`."""
+    return tuple(sorted(names.interface(kind) for kind in ("b", "i", "t")))
+
+
 def open_tap(names: HostNames) -> int:
     """A new tap on the sandbox's bridge, up; the descriptor is the caller's. Raises HostError."""
     name = names.interface("t")

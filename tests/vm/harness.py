@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from reconcilers.confinement.identity import IdentityRegistry
+from specs.names import is_interface_of
 
 BOX = [sys.executable, "-m", "controller.cli.main"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,6 +195,12 @@ class Home:
             if (path := top / "box" / self.instance / name).is_dir()
         ] + [p for p in [Path("/sys/fs/cgroup/box") / self.instance / name] if p.is_dir()]
 
+    def spaces(self) -> list[str]:
+        """Network namespaces of this home, by name."""
+        folder = Path("/run/netns")
+        found = os.listdir(folder) if folder.is_dir() else []
+        return [name for name in found if is_interface_of(name, self.instance)]
+
     def nothing_left(self, name: str) -> None:
         """Assert that the host shows nothing of a deleted sandbox but its kept data."""
 
@@ -223,6 +230,8 @@ class Home:
                 if child.is_dir():
                     until(partial(_rmdir, child), 10, f"{child} is empty")
         shutil.rmtree(self.runtime, ignore_errors=True)
+        for space in self.spaces():
+            subprocess.run(["ip", "netns", "delete", space], check=True)
         registry = IdentityRegistry()
         for name in registry.claimed(self.instance):
             registry.release(self.instance, name)

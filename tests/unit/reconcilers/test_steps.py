@@ -30,4 +30,5 @@ def test_what_is_undone_removes_what_was_made() -> None:
         "CreateCgroup": "RemoveCgroup",
         "CreateDisk": "EraseDisk",
         "LaunchVmm": "StopVmm",
+        "RaiseNetwork": "RemoveNetwork",
     }

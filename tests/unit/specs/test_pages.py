@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from specs.boxfile import WHOLE_FIELDS, Backend, Boxfile, Data, Network, supported_values
+from specs.boxfile import WHOLE_FIELDS, Backend, Boxfile, Data, supported_values
 from specs.ceiling import Ceiling
 from specs.config import Config
 from specs.filename import name_from_filename
@@ -82,8 +82,8 @@ def test_the_page_gives_every_limit_and_choice() -> None:
 def test_the_page_names_what_is_not_supported_yet() -> None:
     text = section(BOXFILE, "Not supported yet")
     named = set(re.findall(r"`([^`]+)`", text))
-    unbuilt = {*Backend, *Network} - {*supported_values("backend"), *supported_values("network")}
-    assert named == {*WHOLE_FIELDS, *map(str, unbuilt), "base", "backend", "network"}
+    unbuilt = {*Backend} - {*supported_values("backend")}
+    assert named == {*WHOLE_FIELDS, *map(str, unbuilt), "base", "backend"}
 
 
 def test_the_files_that_the_page_calls_boxfiles_are_some() -> None:

@@ -76,9 +76,6 @@ def test_numbers_out_of_range_are_refused(field: str, low: int, high: int) -> No
 @pytest.mark.parametrize(
     "text",
     [
-        "egress: none",
-        "egress: all",
-        "egress: ['10.0.0.1:443']",
         "warm: 1",
         "warmup: [x]",
         "packages: [curl]",
@@ -87,7 +84,6 @@ def test_numbers_out_of_range_are_refused(field: str, low: int, high: int) -> No
         "mounts: [{host: /a, guest: /b}]",
         "blueprint: {runcmd: [x]}",
         "seccomp: /etc/x",
-        "network: bridge",
         "backend: firecracker",
         "base: debian:12",
     ],
@@ -169,5 +165,23 @@ def test_no_fix_offers_what_is_refused() -> None:
     fix = only_problem("quux: 1\n").fix
     assert "ram_mib" in fix
     assert "blueprint" not in fix and "mounts" not in fix
-    problem = only_problem("network: bridge\n")
-    assert (problem.message, problem.fix) == ("bridge is not supported yet", "write none")
+    problem = only_problem("backend: podman\n")
+    assert (problem.message, problem.fix) == ("podman is not supported yet", "write qemu")
+
+
+@pytest.mark.parametrize("egress", ["none", "all", "[]", "['192.0.2.1:443']"])
+def test_egress_of_no_network_is_a_mistake(egress: str) -> None:
+    for network in ("", "network: none\n"):
+        problem = only_problem(f"{network}egress: {egress}\n")
+        assert problem.field == "egress" and "network: bridge" in problem.fix
+
+
+def test_each_wrong_entry_of_egress_is_named_at_its_place() -> None:
+    text = "network: bridge\negress:\n  - 192.0.2.1:443\n  - example.com:443\n  - 192.0.2.2\n"
+    found = [(p.line, p.column, p.field) for p in problems(text)]
+    assert found == [(4, 5, "egress[1]"), (5, 5, "egress[2]")]
+
+
+def test_misspelt_word_of_egress_has_a_suggestion() -> None:
+    problem = only_problem("network: bridge\negress: alll\n")
+    assert (problem.line, problem.column, problem.fix) == (2, 9, "did you mean all?")
