@@ -125,6 +125,8 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
             os.close(launched.pidfd)  # the caller opens its own once the record is on disk
         except BaseException:
             os.close(errors)
+            with contextlib.suppress(OSError):  # sockets nobody listens on, and a token
+                remove_runtime(layout, name)
             raise
     return record, errors
 

@@ -81,10 +81,20 @@ class Cgroup:
         return any(os.path.isdir(folder) for folder in self.folders)
 
     def create(self, limits: Limits) -> None:
-        """Makes it in every hierarchy and limits it. Raises ConfinementError(layer="cgroup")."""
+        """Makes it in every hierarchy and limits it. Raises ConfinementError(layer="cgroup").
+
+        What it made is gone again when it raises: a later hierarchy may be read-only.
+        """
         self.tree.check()
-        self.make()
-        self.apply(limits)
+        existed = self.exists()
+        try:
+            self.make()
+            self.apply(limits)
+        except ConfinementError:
+            if not existed:
+                with contextlib.suppress(HostError):
+                    self.remove()
+            raise
 
     def make(self) -> None:
         """The group alone, without limits."""
