@@ -44,6 +44,10 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         if entry.choice != former:
             inventory.event(entry, "refused", f"{entry.choice.reason}: {entry.choice.message}")
         return Desired(None, keep_identity=True)
+    if entry.refused_mounts:
+        first = entry.refused_mounts[0]
+        because = (f"mounts[{first.index}].host", first.host, first.why)
+        return Desired(None, keep_identity=True, because=because)
     return Desired(
         box,
         launch_key(box, entry.choice, host.images.digest_for(box.base)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from controller.records import Record
 from reconcilers.accel import Choice
 from reconcilers.live import Live
+from reconcilers.mounts import Directory, Refused
 from specs.boxfile import Boxfile
 from specs.conditions import Condition, ConditionType, Reason
 from specs.drift import Drift
@@ -38,7 +39,9 @@ class Entry:
     `erase_by_hand`: it is being deleted with `--data`. `gone_since` is on the monotonic clock: a
     wall clock that jumps must not erase data early. `attempts` counts failed passes in a row,
     `exits` deaths of its VMM since it last stayed up for a whole period, `silent` attempts to reach
-    its guest. `over_ceiling`: policy.toml forbids even the last good spec, so it is kept stopped.
+    its guest. `directories` are what its mounts lead to on the host, as the last pass saw them,
+    `refused_mounts` those it cannot have. `over_ceiling`: policy.toml forbids even the last good
+    spec, so it is kept stopped.
     """
 
     record: Record
@@ -59,10 +62,18 @@ class Entry:
     failure: Failure | None = None
     failure_layer: str = ""
     kernel_differs: str = ""
+    directories: tuple[Directory, ...] = ()
+    refused_mounts: tuple[Refused, ...] = ()
     conditions: dict[ConditionType, Condition] = field(default_factory=dict)
     drift: list[Drift] = field(default_factory=list)
     last_change: str = ""
     report: Report | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether it may not start here and now, though its Boxfile is good."""
+        by_host = self.choice is not None and self.choice.refused
+        return self.over_ceiling or by_host or bool(self.refused_mounts)
 
     @property
     def box(self) -> Boxfile | None:

@@ -37,8 +37,7 @@ def _valid(entry: Entry) -> Answer:
 
 def _running(entry: Entry) -> bool:
     """Whether it is meant to run here and now."""
-    refused = entry.over_ceiling or (entry.choice is not None and entry.choice.refused)
-    return entry.box is not None and entry.box.state == "running" and not refused
+    return entry.box is not None and entry.box.state == "running" and not entry.refused
 
 
 def _image(entry: Entry, observed: Observed) -> Answer:
@@ -108,6 +107,10 @@ def _ready(entry: Entry, observed: Observed, blocked: Blocked | None) -> Answer:
         return Status.false, Reason.Stopped, "state: stopped"
     if entry.choice is not None and entry.choice.refused:
         return Status.false, entry.choice.reason, entry.choice.message
+    if entry.refused_mounts:
+        by_policy = any(each.by_policy for each in entry.refused_mounts)
+        reason = Reason.RefusedByPolicy if by_policy else Reason.MountRefused
+        return Status.false, reason, "; ".join(map(str, entry.refused_mounts))
     if observed.guest is not None and not observed.faults and _thawed(observed):
         return Status.true, Reason.GuestReady, ""
     if blocked is not None:

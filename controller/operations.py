@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from agent.client import AgentClient, Hello
 from agent.messages import ExecRequest
 from agent.process import Process
-from controller import apply
+from controller import apply, mountrules
 from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.service import Applied
@@ -160,7 +160,10 @@ class Operations:
         outside = await asyncio.to_thread(proofs.from_outside, record, want, cpus=box.cpus)
         told = proofs.from_the_guest(record, await _answering(live))
         try:
-            confinement = read_confinement(self._host, name, box, record, uid, size)
+            directories, _ = await asyncio.to_thread(
+                mountrules.look, self._host, self._inventory, name, box
+            )
+            confinement = read_confinement(self._host, name, box, record, uid, size, directories)
         except ProcessLookupError as error:
             raise NotUp(f"the VMM of {name} has just ended", fix=f"box events {name}") from error
         found = (

@@ -32,6 +32,7 @@ def build_report(entry: Entry, observed: Observed) -> Report:
         vmm=_vmm(entry, observed),
         guest=_guest(entry, observed),
         network=dict(observed.network.shown) if isinstance(observed.network, Network) else {},
+        mounts=_mounts(entry),
         confinement=_readings(observed),
         drift=tuple(entry.drift),
         failure=entry.failure,
@@ -69,6 +70,20 @@ def _guest(entry: Entry, observed: Observed) -> dict[str, Any]:
         "root": hello.root,
         "data": hello.data,
     }
+
+
+def _mounts(entry: Entry) -> tuple[dict[str, Any], ...]:
+    """Each mount with the directory its host path leads to now, and the owner it shows as root."""
+    return tuple(
+        {
+            "host": each.mount.host,
+            "path": each.path,
+            "guest": each.mount.guest,
+            "mode": str(each.mount.mode),
+            "owner": f"{each.owner[0]}:{each.owner[1]}",
+        }
+        for each in entry.directories
+    )
 
 
 def _readings(observed: Observed) -> tuple[dict[str, Any], ...]:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
-from controller import backoff, driftbook
+from controller import backoff, driftbook, mountrules
 from controller.clock import timestamp
 from controller.desired import desired, erase_in, wanted
 from controller.entry import Entry
@@ -102,6 +102,7 @@ class Worker:
             actor = self._actor(name, entry, box)
             actor.adopt()
             entry.live = actor.live
+            await self._look_at_mounts(name, entry, box)
             observed = await self._observe(name, entry, box)
             await self._note_exit(entry, observed)
             if self._fell_silent(entry, observed):
@@ -209,7 +210,28 @@ class Worker:
             self._inventory.save(name, record)
 
     def _actor(self, name: str, entry: Entry, box: Boxfile | None) -> Actor:
-        return Actor(self._host, name, box, entry.choice, entry.live, self._watch, self._wake)
+        return Actor(
+            self._host,
+            name,
+            box,
+            entry.choice,
+            entry.live,
+            self._watch,
+            self._wake,
+            lambda: mountrules.rules_for(self._host, self._inventory, name),
+        )
+
+    async def _look_at_mounts(self, name: str, entry: Entry, box: Boxfile | None) -> None:
+        """Where its host directories are now; one that may not be shared stops the sandbox."""
+        if box is None or box.state != "running" or not box.mounts:
+            entry.directories, entry.refused_mounts = (), ()
+            return
+        former = entry.refused_mounts
+        entry.directories, entry.refused_mounts = await asyncio.to_thread(
+            mountrules.look, self._host, self._inventory, name, box
+        )
+        if entry.refused_mounts and entry.refused_mounts != former:
+            self._inventory.event(entry, "refused", "; ".join(map(str, entry.refused_mounts)))
 
     def _fell_silent(self, entry: Entry, observed: Observed) -> bool:
         """Whether a guest that was connected did not answer, and nothing outside explains it."""
@@ -228,6 +250,7 @@ class Worker:
             entry.live,
             marked=self._marked(name),
             had_disk=entry.record.has_disk,
+            directories=entry.directories,
         )
 
     # -- notes about it

@@ -16,15 +16,28 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from agent.client import AgentClient
-from reconcilers import console, guest, launchrecord, microvm, procfs, qmp, runtimefiles, steps
+from reconcilers import (
+    console,
+    guest,
+    helpers,
+    launchrecord,
+    microvm,
+    mounts,
+    procfs,
+    qmp,
+    runtimefiles,
+    steps,
+)
 from reconcilers import disk as disks
 from reconcilers.accel import Choice
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import mend
+from reconcilers.confinement.seccomp import load_profile
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host, features_of
 from reconcilers.live import Live
+from reconcilers.mounts import Directory, Rules
 from reconcilers.steps import Step
 from specs.boxfile import Boxfile
 from specs.errors import BoxError, ChannelError, HostError
@@ -49,7 +62,9 @@ class Actor:
         live: Live | None,
         watch: Callable[[str, int], None],
         wake: Callable[[str], None],
+        mount_rules: Callable[[], Rules],
     ) -> None:
+        self._mount_rules = mount_rules
         self._host = host
         self._name = name
         self._names = host.names(name)
@@ -189,6 +204,9 @@ class Actor:
         boot = await asyncio.to_thread(self._host.boot, features_of(box))
         with ExitStack() as opened:
             tap = await self._open_tap(opened) if box.network == "bridge" else None
+            shares: tuple[tuple[Directory, int], ...] = ()
+            if box.mounts:
+                shares = opened.enter_context(mounts.held(box, self._mount_rules()))
             record, errors = await microvm.start(
                 self._host.layout,
                 microvm.Start(
@@ -203,6 +221,7 @@ class Actor:
                     backend=self._host.backend_for(box),
                     host=self._host.facts,
                     tap=tap,
+                    shares=shares,
                 ),
             )
         self.live = Live(record)
@@ -220,6 +239,8 @@ class Actor:
         assert self.live is not None
         self.live.keep(console.follow(self._host.layout.console_socket(self._name), log))
         self._watch(self._name, self.live.record.pid)
+        for helper in self.live.record.helpers:
+            self._watch(self._name, helper.pid)
 
     def adopt(self) -> None:
         """Take hold of a VMM that an earlier controller started, if its record says so."""
@@ -287,8 +308,14 @@ class Actor:
         others = tuple(each for each in readings if each.layer != runtimefiles.LAYER)
         if any(each.layer == "network" for each in others):
             self._host.networks.raise_up(self._names, box)
+        want = self._policy(box, choice, live.record.uid)
+        for helper in live.record.helpers:
+            own = tuple(each for each in others if each.item.startswith(helper.label))
+            if own:
+                program = load_profile(helper.role, False)
+                helpers.mend_one(helper, want, program, self._names, own)
+            others = tuple(each for each in others if each not in own)
         if others:
-            want = self._policy(box, choice, live.record.uid)
             mend(live.record.pid, want, self._names, others)
 
     # -- network
@@ -323,6 +350,7 @@ class Actor:
         try:
             guest.require_proof(live.record, client.hello)
             guest.require_mounts(client.hello)
+            await guest.mount_shares(client, self._wanted()[0])
         except ChannelError:
             await client.close()
             raise

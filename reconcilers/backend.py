@@ -14,7 +14,13 @@ from typing import Protocol
 from specs.boxfile import Boxfile
 
 QMP_FD, CONSOLE_FD, AGENT_FD, ROOT_FD, DATA_FD, TAP_FD = 3, 4, 5, 6, 7, 8
+MOUNT_FD = 9  # of the first mount; the others follow, in the order of the Boxfile
 KERNEL_PATH, INITRD_PATH = "/kernel", "/initrd"
+
+
+def mount_tag(index: int) -> str:
+    """What the guest's kernel calls mount number `index`."""
+    return f"mount{index}"
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ import asyncio
 import platform
 from dataclasses import dataclass, replace
 
-from agent.client import AgentClient, Hello
+from agent.client import AgentClient, GuestError, Hello
 from reconcilers import launchrecord, procfs
+from reconcilers.backend import mount_tag
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.sockets import connect
+from specs.boxfile import Boxfile, MountMode
 from specs.errors import ChannelError, KernelMismatch
 
 # An emulated guest needs 3 s on an idle host; a loaded one many times that.
@@ -113,6 +115,18 @@ def require_mounts(hello: Hello) -> None:
     for what, state in (("root image", hello.root), ("data disk", hello.data)):
         if state.startswith("failed"):
             raise ChannelError(f"the guest could not mount its {what}: {state}")
+
+
+async def mount_shares(client: AgentClient, box: Boxfile) -> None:
+    """Let the guest mount every host directory of its Boxfile; what is mounted stays so.
+
+    Raises ChannelError in the guest's words when it cannot.
+    """
+    for index, mount in enumerate(box.mounts):
+        try:
+            await client.mount(mount_tag(index), mount.guest, readonly=mount.mode is MountMode.ro)
+        except GuestError as error:
+            raise ChannelError(f"mounts[{index}].guest: {error.message}") from error
 
 
 def require_proof(record: LaunchRecord, hello: Hello) -> None:

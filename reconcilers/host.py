@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from reconcilers import virtiofsd
 from reconcilers.accel import Choice, KvmProbe, Verdict, choose, needs_probe
 from reconcilers.backend import Backend, HostFacts
 from reconcilers.boot import Boot, BootFiles
@@ -57,6 +59,8 @@ class Host:
         backend = self.backend_for(box)
         if box.network is Network.bridge and ordinary.current() is not None:
             return ("network: bridge needs root so far; remove the line or run box as root",)
+        if lacking := _lacking_for_mounts(box):
+            return (lacking,)
         if not backend.check(box, self.facts):
             return ()
         self.facts = read_host(self.config)
@@ -171,6 +175,16 @@ class Host:
         return self._policies[key]
 
 
+def _lacking_for_mounts(box: Boxfile) -> str:
+    if not box.mounts:
+        return ""
+    if os.geteuid() != 0:
+        return "mounts are not supported yet for a controller that does not run as root"
+    if virtiofsd.find() is None:
+        return f"mounts need virtiofsd, which is not installed: {virtiofsd.FIX}"
+    return ""
+
+
 def features_of(box: Boxfile) -> frozenset[str]:
     """What this guest needs kernel modules for beyond its disks and its channel."""
     wanted = {"mounts": bool(box.mounts), "network": box.network is not Network.none}
@@ -179,7 +193,7 @@ def features_of(box: Boxfile) -> frozenset[str]:
 
 def launch_key(box: Boxfile, choice: Choice, image_digest: str) -> str:
     """Names everything that can only change by starting another VMM."""
-    settings = {
+    settings: dict[str, object] = {
         "image": image_digest,
         "backend": str(box.backend or "qemu"),
         "accel": choice.accel,
@@ -189,4 +203,7 @@ def launch_key(box: Boxfile, choice: Choice, image_digest: str) -> str:
         "network": str(box.network),
         "readonly": box.readonly,
     }
+    if box.mounts:
+        # where a path leads now is compared with what its helper serves, on each pass
+        settings["mounts"] = [(each.host, each.guest, str(each.mode)) for each in box.mounts]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -18,8 +18,31 @@ from typing import Any
 
 from specs.reading import Reading
 
-_LIMIT = 256 << 10
+_LIMIT = 1 << 20
 _OURS_TO_BLAME = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+
+
+@dataclass(frozen=True)
+class HelperRecord:
+    """One helper beside a VMM. `item` is which one of its role; `path`, `directory` (device,
+    inode), `owner` (user, group on the host) and `writable` are of the directory it serves.
+    """
+
+    role: str
+    item: int
+    pid: int
+    start_time: int
+    exe: tuple[int, int]
+    at_launch: tuple[Reading, ...]
+    path: str
+    directory: tuple[int, int]
+    owner: tuple[int, int]
+    writable: bool
+
+    @property
+    def label(self) -> str:
+        """How its readings' items begin, so that they are not taken for the VMM's."""
+        return f"{self.role} {self.item}: "
 
 
 @dataclass(frozen=True)
@@ -47,6 +70,7 @@ class LaunchRecord:
     guest_boot_id: str = ""
     guest_network: str = ""  # what the guest was told of its network
     at_launch: tuple[Reading, ...] = ()
+    helpers: tuple[HelperRecord, ...] = ()
 
     @property
     def claimed(self) -> bool:
@@ -89,9 +113,22 @@ def _parse(data: dict[str, Any]) -> LaunchRecord:
     device, inode = data["exe"]
     data["exe"] = (int(device), int(inode))
     data["at_launch"] = tuple(Reading(**reading) for reading in data["at_launch"])
+    data["helpers"] = tuple(_helper(each) for each in data.get("helpers", ()))
     record = LaunchRecord(**data)
     for field in ("uid", "gid", "pid", "start_time", "data_bytes"):
         if not isinstance(getattr(record, field), int):
             raise TypeError(field)
     bytes.fromhex(record.token)
     return record
+
+
+def _helper(data: dict[str, Any]) -> HelperRecord:
+    for field in ("exe", "directory", "owner"):
+        first, second = data[field]
+        data[field] = (int(first), int(second))
+    data["at_launch"] = tuple(Reading(**reading) for reading in data["at_launch"])
+    helper = HelperRecord(**data)
+    for field in ("item", "pid", "start_time"):
+        if not isinstance(getattr(helper, field), int):
+            raise TypeError(field)
+    return helper

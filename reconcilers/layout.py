@@ -83,6 +83,10 @@ class Layout:
     def agent_socket(self, name: str) -> Path:
         return self.sandbox_runtime(name) / "agent.sock"
 
+    def mount_socket(self, name: str, index: int) -> Path:
+        """Where a mount's helper listens, for the moment until it is connected."""
+        return self.sandbox_runtime(name) / f"fs{index}.sock"
+
     def launch_record(self, name: str) -> Path:
         return self.sandbox_runtime(name) / "launch.json"
 

@@ -28,10 +28,14 @@ from reconcilers.confinement.following import end
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import mend, read_vmm
 from reconcilers.confinement.rootview import root_files
+from reconcilers.confinement.seccomp import load_profile
+from reconcilers.confinement.sharepolicy import ROLE
 from reconcilers.confinement.start import LaunchRequest, launch
 from reconcilers.facts import Disk, Image
-from reconcilers.launchrecord import LaunchRecord
+from reconcilers.helpers import Serving, serve
+from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout
+from reconcilers.mounts import Directory
 from reconcilers.procfs import alive, host_boot_id
 from specs.boxfile import Boxfile
 from specs.errors import HostError
@@ -56,6 +60,8 @@ class Start:
     host: HostFacts
     # a tap and the namespace it is in, the caller's; None for a sandbox without a network
     tap: tuple[int, int] | None = None
+    # each mount with the descriptor of its directory, which stays the caller's
+    shares: tuple[tuple[Directory, int], ...] = ()
 
 
 async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
@@ -96,8 +102,11 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
             argv=command.argv,
             data_bytes=os.fstat(descriptors[slots.DATA_FD]).st_size,
         )
+        beside: list[HelperRecord] = []
         try:
             launchrecord.write(record_path, record)
+            if wanted.shares:
+                await _serve(layout, wanted, errors_end, opened, beside, descriptors)
             launched = await launch(
                 LaunchRequest(
                     names=wanted.names,
@@ -107,6 +116,7 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                     binds=binds,
                     stderr_fd=errors_end,
                     netns_fd=wanted.tap[1] if wanted.tap is not None else None,
+                    beside=frozenset(each.pid for each in beside),
                 ),
                 root_files=root_files(command.argv[0], kvm=wanted.accel == "kvm"),
             )
@@ -116,6 +126,7 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                 start_time=launched.start_time,
                 exe=launched.exe,
                 at_launch=launched.at_launch,
+                helpers=tuple(beside),
             )
             try:
                 launchrecord.write(record_path, record)
@@ -124,11 +135,33 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                 raise
             os.close(launched.pidfd)  # the caller opens its own once the record is on disk
         except BaseException:
+            for helper in beside:
+                with contextlib.suppress(HostError):
+                    await kill(helper.pid, helper.start_time)
             os.close(errors)
             with contextlib.suppress(OSError):  # sockets nobody listens on, and a token
                 remove_runtime(layout, name)
             raise
     return record, errors
+
+
+async def _serve(
+    layout: Layout,
+    wanted: Start,
+    errors_end: int,
+    opened: ExitStack,
+    beside: list[HelperRecord],
+    descriptors: dict[int, int],
+) -> None:
+    """Start a helper for each mount; their sockets are added to what the VMM is given."""
+    serving = Serving(
+        layout, wanted.names, wanted.confinement, load_profile(ROLE, False), errors_end
+    )
+    for directory, descriptor in wanted.shares:
+        known = frozenset(each.pid for each in beside)
+        helper, connection = await serve(serving, directory, descriptor, known, opened)
+        beside.append(helper)
+        descriptors[slots.MOUNT_FD + directory.index] = connection
 
 
 def _descriptors(opened: ExitStack, layout: Layout, wanted: Start) -> dict[int, int]:

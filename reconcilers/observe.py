@@ -6,19 +6,22 @@ What cannot be read becomes `Unknown`; only a definite "not there" becomes None.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
 from reconcilers import disk as disks
-from reconcilers import launchrecord, procfs, qmp
+from reconcilers import helpers, launchrecord, procfs, qmp
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import read_vmm
+from reconcilers.confinement.seccomp import load_profile
+from reconcilers.confinement.sharepolicy import ROLE
 from reconcilers.facts import Disk, Guest, Image, Network, Observed, Unknown, Vmm
 from reconcilers.host import Host
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.live import Live
+from reconcilers.mounts import Directory
 from reconcilers.runtimefiles import read_files
 from specs.boxfile import Boxfile
 from specs.errors import BoxError
@@ -35,26 +38,31 @@ async def observe(
     *,
     marked: Set[int] = frozenset(),
     had_disk: bool = False,
+    directories: Sequence[Directory] = (),
 ) -> Observed:
-    """Everything the host shows of sandbox `name`. `marked` are PIDs known to carry its name."""
+    """Everything the host shows of sandbox `name`. `marked` are PIDs known to carry its name,
+    `directories` what the mounts of `box` lead to now.
+    """
     runtime = host.layout.sandbox_runtime(name)
     record = launchrecord.read(host.layout.launch_record(name)) if runtime.exists() else None
     wants_vm = box is not None and box.state == "running"
     uid = host.claimed_uid(name, str(box.isolation) if box is not None else "strict")
     cgroup, inside = _cgroup(host, name)
     disk = _disk(host.layout.disks(name))
-    vmm = _vmm(host, name, box, record, uid, disk)
-    known = vmm.pid if isinstance(vmm, Vmm) else 0
-    network = await read_network(host, name, box if wants_vm else None, known)
+    vmm = _vmm(host, name, box, record, uid, disk, directories)
+    known = {vmm.pid} if isinstance(vmm, Vmm) else set[int]()
+    network = await read_network(host, name, box if wants_vm else None, next(iter(known), 0))
     if isinstance(vmm, Vmm) and isinstance(network, Network):
         # The rules are a wall around this VMM like any other.
         vmm = replace(vmm, readings=(*vmm.readings, *network.readings))
+    if record is not None and known:
+        known |= helpers.living(record)  # without their VMM they are strays
     # The list of marked processes is as old as the last scan: a PID in it may be another's by now.
-    ours = {pid for pid in marked - inside - {known} if procfs.carries(pid, host.names(name))}
+    ours = {pid for pid in marked - inside - known if procfs.carries(pid, host.names(name))}
     # A VMM that lacks a wall is replaced, and must not gain time by leaving a question unanswered.
     lacking = isinstance(vmm, Vmm) and any(not r.ok and r.mend != "in place" for r in vmm.readings)
     answering = None if lacking else await _guest(live, vmm)
-    strays = tuple(sorted(pid for pid in inside | ours if pid != known and _lives(pid)))
+    strays = tuple(sorted(pid for pid in inside | ours if pid not in known and _lives(pid)))
     return Observed(
         image=_image(host, box) if wants_vm and box is not None else None,
         uid=uid if wants_vm or box is None or box.isolation == "strict" else None,
@@ -120,6 +128,7 @@ def _vmm(
     record: LaunchRecord | None,
     uid: int | None,
     disk: Disk | Unknown | None,
+    directories: Sequence[Directory],
 ) -> Vmm | Unknown | None:
     if record is None or record.host_boot_id != procfs.host_boot_id():
         return None
@@ -129,7 +138,7 @@ def _vmm(
     readings: tuple[Reading, ...] = ()
     if box is not None and box.state == "running":
         try:
-            readings = read_confinement(host, name, box, record, uid, _size(disk))
+            readings = read_confinement(host, name, box, record, uid, _size(disk), directories)
         except (OSError, BoxError) as error:
             if procfs.alive(record.pid, record.start_time) is None:
                 return None  # it ended while it was being read
@@ -146,14 +155,35 @@ def wanted_confinement(
 
 
 def read_confinement(
-    host: Host, name: str, box: Boxfile, record: LaunchRecord, uid: int | None, disk_bytes: int
+    host: Host,
+    name: str,
+    box: Boxfile,
+    record: LaunchRecord,
+    uid: int | None,
+    disk_bytes: int,
+    directories: Sequence[Directory] = (),
 ) -> tuple[Reading, ...]:
-    """Every reading of the live VMM against the policy of its Boxfile. Raises OSError, BoxError."""
+    """Every reading of the live VMM and its helpers against the policy of its Boxfile. Raises
+    OSError, BoxError.
+    """
     want = wanted_confinement(host, box, record, uid, disk_bytes)
     return (
         *read_vmm(record.pid, want, host.names(name), at_launch=record.at_launch),
         *read_files(host.layout, name),
+        *_helpers(host, name, record, want, directories),
     )
+
+
+def _helpers(
+    host: Host,
+    name: str,
+    record: LaunchRecord,
+    want: Confinement,
+    directories: Sequence[Directory],
+) -> Iterator[Reading]:
+    if record.helpers:
+        program = load_profile(ROLE, False)
+        yield from helpers.readings(record, want, program, host.names(name), directories)
 
 
 def disk_bytes(layout: Layout, name: str) -> int:

@@ -41,6 +41,8 @@ class Desired:
     suspended: bool = False
     # The Boxfile may not start here: no VM, but what it owns stays.
     keep_identity: bool = False
+    # What makes it stop, as (field, desired, observed), when that is not its Boxfile.
+    because: tuple[str, str, str] | None = None
     # The guest was silent so often that its VM is replaced.
     give_up_guest: bool = False
 
@@ -61,7 +63,7 @@ def plan(desired: Desired, observed: Observed) -> Plan:
         return Plan(blocked=Blocked(ConditionType.Ready, Reason.NotObserved, message))
     box = desired.box
     if box is None:
-        return Plan(tuple(_down(observed) + _gone(desired, observed)))
+        return Plan(tuple(_down(observed, desired.because) + _gone(desired, observed)))
     if box.state == "stopped":
         return Plan(tuple(_down(observed)))
     if desired.suspended and observed.vmm is None:
@@ -69,10 +71,11 @@ def plan(desired: Desired, observed: Observed) -> Plan:
     return _up(box, desired, observed)
 
 
-def _down(observed: Observed) -> list[Step]:
+def _down(observed: Observed, because: tuple[str, str, str] | None = None) -> list[Step]:
     found: list[Step] = []
     if isinstance(observed.vmm, Vmm):
-        found.append(steps.StopVmm("vmm", "absent", "running", graceful=not observed.vmm.frozen))
+        difference = because or ("vmm", "absent", "running")
+        found.append(steps.StopVmm(*difference, graceful=not observed.vmm.frozen))
     if observed.strays:
         found.append(_kill(observed))
     found += _without_network(observed)
@@ -236,10 +239,12 @@ def _replacement(vmm: Vmm, desired: Desired, observed: Observed) -> Step | None:
     """The stop that begins a replacement, or None when this VMM may go on."""
     for fault in observed.faults:
         if fault.mend != "in place":
-            # A VMM that lacks a wall is not asked to finish its work first.
+            # A VMM that lacks a wall is not asked to finish its work first; one whose directory
+            # was replaced lacks none.
             name = f"{fault.layer}.{fault.item}"
             unasked = vmm.key == desired.key  # else its Boxfile may have asked for another wall
-            return steps.StopVmm(name, fault.want, fault.got, unasked=unasked, graceful=False)
+            graceful = name.startswith("mounts[") and fault.item == "host" and not vmm.frozen
+            return steps.StopVmm(name, fault.want, fault.got, unasked=unasked, graceful=graceful)
     if vmm.key != desired.key:
         wanted, seen = desired.key[:12], vmm.key[:12]
         return steps.StopVmm("vmm.settings", wanted, seen, graceful=not vmm.frozen)

@@ -66,6 +66,15 @@ def executable_path(pid: int) -> str:
         return ""
 
 
+def root_of(pid: int) -> tuple[int, int] | None:
+    """(device, inode) of the process's root directory."""
+    try:
+        facts = os.stat(f"/proc/{pid}/root")
+    except OSError:
+        return None
+    return (facts.st_dev, facts.st_ino)
+
+
 def host_boot_id() -> str:
     """The kernel's random id of this boot (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

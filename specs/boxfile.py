@@ -28,6 +28,7 @@ from pydantic import (
 
 from specs.egress import ENTRIES_MAX, parse_entry
 from specs.errors import BadName
+from specs.mountpaths import MOUNTS_MAX, check_guest_path, check_host_path
 from specs.names import NAME_PATTERN, check_name
 from specs.text import visible
 
@@ -160,8 +161,8 @@ class Data(Part):
 class Mount(Part):
     """A host directory shown in the guest."""
 
-    host: AbsolutePath
-    guest: AbsolutePath
+    host: Annotated[Line, AfterValidator(check_host_path)]
+    guest: Annotated[Line, AfterValidator(check_guest_path)]
     mode: MountMode = MountMode.ro
 
 
@@ -228,8 +229,8 @@ class Boxfile(Part):
     env: Annotated[dict[EnvName, Text], Field(max_length=ENV_MAX)] = Field(
         {}, description="Environment of every command."
     )
-    mounts: Annotated[tuple[Mount, ...], Field(max_length=64)] = Field(
-        (), description="Host directories shown in the guest."
+    mounts: Annotated[tuple[Mount, ...], Field(max_length=MOUNTS_MAX)] = Field(
+        (), description="Host directories shown in the guest; ro unless mode says rw."
     )
     data: Data = Field(Data(), description="The disk at /data, the only thing that persists.")
     blueprint: Blueprint | None = Field(None, description="Users, files and commands of the image.")
@@ -257,9 +258,7 @@ class Boxfile(Part):
 
 
 # Fields refused as soon as they hold anything, and fields where only some values work so far.
-WHOLE_FIELDS = frozenset(
-    {"warm", "warmup", "packages", "run", "pkgmgr", "mounts", "blueprint", "seccomp"}
-)
+WHOLE_FIELDS = frozenset({"warm", "warmup", "packages", "run", "pkgmgr", "blueprint", "seccomp"})
 _BUILT_VALUES: Mapping[str, tuple[str, ...]] = {
     "base": ("builtin:busybox",),
     "backend": ("qemu",),

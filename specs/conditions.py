@@ -65,6 +65,7 @@ class Reason(StrEnum):
     GuestReady = "GuestReady"  # the agent answered its last ping
     Starting = "Starting"  # the VM is on its way up
     Stopped = "Stopped"  # `state: stopped`, as asked for
+    MountRefused = "MountRefused"  # a host directory is missing or may not be shared
     BackingOff = "BackingOff"  # the last attempt failed; the next one has a time
     VmmExited = "VmmExited"  # the VMM ended unasked
     OutOfMemory = "OutOfMemory"  # the host killed the VMM at its memory limit

@@ -11,9 +11,10 @@ import hashlib
 from dataclasses import dataclass
 
 from specs.boxfile import WHOLE_FIELDS, Boxfile, supported_values, unsupported
-from specs.document import Document, Path, Place
+from specs.document import Document, Path, Place, dotted
 from specs.errors import BadName, Problem
 from specs.filename import is_ignored, name_from_filename
+from specs.mountpaths import MOUNTS_MAX, clashes
 from specs.names import check_name
 from specs.render import render_yaml
 from specs.schema import boxfile_schema
@@ -69,7 +70,24 @@ def _judge(
 ) -> tuple[Boxfile | None, tuple[Problem, ...]]:
     problems = [*known, *_not_built(document, file), *_name(document, file, expected_name)]
     problems += _pointless(document, file)
+    problems += _mounts(document, file)
     return judge(Boxfile, document, file, problems, WHOLE_FIELDS)
+
+
+def _mounts(document: Document, file: str) -> list[Problem]:
+    """Guest paths that hide each other; what else is wrong with a mount is the model's to say."""
+    written = document.data.get("mounts")
+    mounts = written if isinstance(written, list) else []
+    written_as = [each.get("guest") if isinstance(each, dict) else None for each in mounts]
+    guests = [each for each in written_as if isinstance(each, str)]
+    if len(guests) != len(mounts):
+        return []
+    found = []
+    for index, message in clashes(guests[: MOUNTS_MAX * 2]):
+        path = ("mounts", index, "guest")
+        fix = "choose another guest path"
+        found.append(Problem(file, *document.place(path), dotted(path), message, fix))
+    return found
 
 
 def _not_built(document: Document, file: str) -> list[Problem]:

@@ -44,6 +44,7 @@ class Report(BaseModel):
     vmm: dict[str, Any] = {}
     guest: dict[str, Any] = {}
     network: dict[str, Any] = {}
+    mounts: tuple[dict[str, Any], ...] = ()
     confinement: tuple[dict[str, Any], ...] = ()
     drift: tuple[Drift, ...] = ()
     failure: Failure | None = None

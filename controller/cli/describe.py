@@ -36,6 +36,7 @@ def describe(chosen: Namespace) -> int:
         _facts("Vmm", found.report.vmm)
         _facts("Guest", found.report.guest)
         _facts("Network", found.report.network)
+        _mounts(found.report.mounts)
         _drift(found)
     _events(layout, found.name)
     if found.report is not None:
@@ -168,6 +169,19 @@ def _facts(title: str, facts: dict[str, Any]) -> None:
             print("  argv")
             for text in _wrapped(facts["argv"]):
                 print(f"    {output.safe(text, 10_000)}")
+
+
+def _mounts(mounts: tuple[dict[str, Any], ...]) -> None:
+    """Where each host path leads: links in it are resolved once, at the start."""
+    if not mounts:
+        return
+    _title("Mounts")
+    head = ["HOST", "LEADS TO", "GUEST", "MODE", "OWNER"]
+    keys = ("host", "path", "guest", "mode", "owner")
+    rows = [head, *([output.safe(one.get(key, "")) for key in keys] for one in mounts)]
+    sizes = output.widths(rows)
+    for row in rows:
+        print("  " + output.line(row, sizes))
 
 
 def _wrapped(argv: list[Any]) -> list[str]:

@@ -21,6 +21,8 @@ def fix_for(layout: Layout, name: str, wrong: Condition) -> str:
     match str(wrong.reason):
         case "RefusedByPolicy":
             return f"stay below the limits of {layout.policy}, or change them there"
+        case "MountRefused":
+            return "share another directory, or put the missing one back; docs/mounts.md has rules"
         case "KvmNotUsable":
             return (
                 "write accel: tcg to accept emulation (for trying and testing), or see box doctor"

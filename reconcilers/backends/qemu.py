@@ -35,7 +35,8 @@ class Qemu:
     def command(self, box: Boxfile, accel: str, marker: str, host: HostFacts) -> VmmCommand:
         argv = [str(host.binary), "-nodefaults", "-no-user-config", "-display", "none"]
         argv += ["-no-reboot", "-name", marker]
-        argv += ["-M", "microvm,rtc=on,pit=off,pic=off,isa-serial=on,dump-guest-core=off"]
+        machine = "microvm,rtc=on,pit=off,pic=off,isa-serial=on,dump-guest-core=off"
+        argv += ["-M", machine + (",memory-backend=ram" if box.mounts else "")]
         argv += _accelerator(accel)
         argv += ["-smp", str(box.cpus), "-m", f"{box.ram_mib}M"]
         # QEMU's own filter in front of ours: two independent lists have to be wrong at once.
@@ -54,6 +55,7 @@ class Qemu:
         argv += _disk("data", backend.DATA_FD, 2, read_only=False)
         if box.network is Network.bridge:
             argv += _network_card(marker)
+        argv += _mounts(box)
         return VmmCommand(tuple(argv))
 
 
@@ -91,6 +93,22 @@ def _network_card(marker: str) -> list[str]:
         raise ValueError(f"not a marker: {marker!r}")
     device = f"virtio-net-device,netdev=network,mac={mac(names, 'guest')}"
     return ["-netdev", f"tap,id=network,fd={backend.TAP_FD}", "-device", device]
+
+
+def _mounts(box: Boxfile) -> list[str]:
+    """virtiofs: each helper maps the guest's RAM, which is shared memory only when there is one.
+
+    vhost-user needs modern virtio, which virtio-mmio offers only when it is not forced to legacy.
+    """
+    if not box.mounts:
+        return []
+    argv = ["-object", f"memory-backend-memfd,id=ram,size={box.ram_mib}M,share=on"]
+    argv += ["-global", "virtio-mmio.force-legacy=false"]
+    for index in range(len(box.mounts)):
+        tag = backend.mount_tag(index)
+        argv += ["-chardev", f"socket,id={tag},fd={backend.MOUNT_FD + index}"]
+        argv += ["-device", f"vhost-user-fs-device,chardev={tag},tag={tag},queue-size=1024"]
+    return argv
 
 
 def _disk(name: str, descriptor: int, fdset: int, *, read_only: bool) -> list[str]:

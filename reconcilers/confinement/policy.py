@@ -19,6 +19,9 @@ VMM_OVERHEAD = 96 * MIB
 # up to twice as many entries as pages, 48 bytes each
 SOFTWARE_TLB_SHARE = 4096 // (2 * 2 * 48)  # one byte per so many of guest RAM
 PIDS_MAX = 64  # threads: main, RCU, one per vCPU, at most a few dozen short-lived disk workers
+# A virtiofsd: its own memory, and what the kernel keeps of each file a guest has open there
+SHARE_OVERHEAD = 64 * MIB
+SHARE_PIDS = 16  # main, RCU, a thread per queue; the launcher
 CPU_PERIOD_US = 100_000
 NOFILE = 512
 UNLIMITED = -1  # RLIM_INFINITY
@@ -116,13 +119,15 @@ class Confinement:
     umask: str = "0077"
 
 
-def limits_for(*, cpus: int, ram_mib: int, kvm: bool) -> Limits:
-    """Cgroup limits of a VMM with this many vCPUs and this much guest RAM."""
+def limits_for(*, cpus: int, ram_mib: int, kvm: bool, shares: int = 0) -> Limits:
+    """Cgroup limits of a VMM with this many vCPUs and this much guest RAM, and of the helpers of
+    `shares` mounts beside it.
+    """
     ram = ram_mib * MIB
     emulation = 0 if kvm else TRANSLATION_BUFFER + cpus * (ram // SOFTWARE_TLB_SHARE)
     return Limits(
-        memory_bytes=ram + emulation + VMM_OVERHEAD,
-        pids_max=PIDS_MAX + cpus,
+        memory_bytes=ram + emulation + VMM_OVERHEAD + shares * SHARE_OVERHEAD,
+        pids_max=PIDS_MAX + cpus + shares * SHARE_PIDS,
         # one CPU more than the guest has: disk workers and the main loop do not steal from vCPUs
         cpu_quota_us=(cpus + 1) * CPU_PERIOD_US,
     )
@@ -162,12 +167,14 @@ def confinement_for(
     """
     if uid == 0 or gid == 0:
         raise ValueError("a VMM never runs with host identity 0")
+    # shared guest RAM is a memfd, a file like others to RLIMIT_FSIZE (setrlimit(2))
+    shared_ram = box.ram_mib * MIB if box.mounts else 0
     return Confinement(
         uid=uid,
         gid=gid,
         isolation=str(box.isolation),
-        limits=limits_for(cpus=box.cpus, ram_mib=box.ram_mib, kvm=kvm),
-        rlimits=rlimits_for(disk_bytes=max(disk_bytes, box.data.size_mib * MIB)),
+        limits=limits_for(cpus=box.cpus, ram_mib=box.ram_mib, kvm=kvm, shares=len(box.mounts)),
+        rlimits=rlimits_for(disk_bytes=max(disk_bytes, box.data.size_mib * MIB, shared_ram)),
         seccomp=program,
         kvm=kvm,
     )

@@ -6,7 +6,7 @@ shares no judgement with the launcher, so that a layer the launcher forgot is se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from reconcilers.confinement import atlaunch, readgroup, readjail
 from reconcilers.confinement.layers import LAYERS, layers
@@ -15,7 +15,7 @@ from reconcilers.confinement.policy import Confinement
 from specs.names import HostNames
 from specs.reading import Reading
 
-__all__ = ["layers", "mend", "read_vmm"]
+__all__ = ["layers", "mend", "read_helper", "read_vmm"]
 
 _ORDER = {layer.name: number for number, layer in enumerate(LAYERS)}
 
@@ -33,13 +33,25 @@ def read_vmm(
     values /proc cannot show are reported as not known, and not ok. Raises ProcessLookupError when
     the process has ended.
     """
+    return _read(pid, want, at_launch, lambda: readgroup.read_group(pid, want, names))
+
+
+def read_helper(
+    pid: int, want: Confinement, names: HostNames, *, at_launch: Sequence[Reading]
+) -> tuple[Reading, ...]:
+    """As `read_vmm`, of a helper in the VMM's group; the group's limits are read with the VMM."""
+    return _read(pid, want, at_launch, lambda: readgroup.read_membership(pid, names))
+
+
+def _read(
+    pid: int,
+    want: Confinement,
+    at_launch: Sequence[Reading],
+    group: Callable[[], Iterator[Reading]],
+) -> tuple[Reading, ...]:
     known = {(reading.layer, reading.item): reading for reading in at_launch}
     try:
-        found = [
-            *readjail.read_process(pid, want, known),
-            *readgroup.read_group(pid, want, names),
-            *_kept(known),
-        ]
+        found = [*readjail.read_process(pid, want, known), *group(), *_kept(known)]
     except FileNotFoundError as error:
         raise ProcessLookupError(f"process {pid} ended while it was read: {error}") from error
     return tuple(sorted(found, key=lambda reading: _ORDER[reading.layer]))

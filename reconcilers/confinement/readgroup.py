@@ -14,10 +14,7 @@ from specs.reading import Reading
 def read_group(pid: int, want: Confinement, names: HostNames) -> Iterator[Reading]:
     """Membership of every thread in every hierarchy, then the limits."""
     group = Cgroup(names)
-    for folder, hierarchy in group.hierarchies().items():
-        outside = _outside(pid, folder)
-        got = names.cgroup if not outside else f"elsewhere: {outside}"
-        yield _reading(f"member of {hierarchy}", names.cgroup, got, folder)
+    yield from read_membership(pid, names)
     try:
         facts = group.read()
     except FileNotFoundError:
@@ -38,6 +35,14 @@ def read_group(pid: int, want: Confinement, names: HostNames) -> Iterator[Readin
     else:
         yield _reading("swap", "not counted by this kernel", "not counted by this kernel", "memsw")
     yield _reading("frozen", "no", "yes" if facts.frozen else "no", names.cgroup)
+
+
+def read_membership(pid: int, names: HostNames) -> Iterator[Reading]:
+    """Membership alone, of every thread in every hierarchy."""
+    for folder, hierarchy in Cgroup(names).hierarchies().items():
+        outside = _outside(pid, folder)
+        got = names.cgroup if not outside else f"elsewhere: {outside}"
+        yield _reading(f"member of {hierarchy}", names.cgroup, got, folder)
 
 
 def _outside(pid: int, folder: str) -> str:

@@ -20,6 +20,7 @@ from reconcilers.confinement.identity import IdentityRegistry
 from reconcilers.host import Host
 from reconcilers.image import Images
 from reconcilers.layout import Layout
+from reconcilers.mounts import Rules
 from specs.config import Config
 from specs.names import HostNames
 
@@ -55,7 +56,14 @@ def lives(child: subprocess.Popen[bytes]) -> bool:
 
 async def test_a_process_that_got_a_strays_number_is_not_killed(tmp_path: Path) -> None:
     actor = Actor(
-        host_in(tmp_path), "web", None, None, None, lambda name, pid: None, lambda name: None
+        host_in(tmp_path),
+        "web",
+        None,
+        None,
+        None,
+        lambda name, pid: None,
+        lambda name: None,
+        lambda: Rules(()),
     )
     with (
         process("-name", WEB.marker) as stray,

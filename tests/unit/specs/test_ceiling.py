@@ -82,23 +82,9 @@ def test_base_prefix_matches_whole_components(base: str, allowed: bool) -> None:
     assert rules(policy, box(base=base)) == ([] if allowed else ["base_prefixes"])
 
 
-@pytest.mark.parametrize(
-    ("host", "allowed"),
-    [
-        ("/srv/shared", True),
-        ("/srv/shared/a", True),
-        ("/srv/shared//a/.", True),
-        ("/srv/sharedx", False),
-        ("/srv/shared/../../etc", False),
-        ("/srv/shared/a/../b", False),
-        ("/", False),
-    ],
-)
-def test_mount_prefix_matches_whole_components(host: str, allowed: bool) -> None:
-    asked = box(mounts=(Mount(host=host, guest="/x"),))
-    assert rules('mount_prefixes = ["/srv/shared"]', asked) == (
-        [] if allowed else ["mount_prefixes"]
-    )
+def test_mount_prefixes_are_left_to_whoever_sees_where_a_path_leads() -> None:
+    asked = box(mounts=(Mount(host="/srv/link", guest="/x"),))
+    assert rules('mount_prefixes = ["/srv/shared"]', asked) == []
 
 
 def test_empty_list_of_prefixes_allows_nothing() -> None:

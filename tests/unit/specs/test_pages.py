@@ -57,6 +57,7 @@ def test_the_page_gives_every_default() -> None:
             continue
         default = one.get_default()
         shown = str(default).lower() if isinstance(default, bool) else str(default)
+        shown = "[]" if default == () else shown
         wanted = "left out" if default is None else f"`{shown}`"
         assert listed[name][0] == wanted, name
 

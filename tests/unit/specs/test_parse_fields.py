@@ -81,7 +81,6 @@ def test_numbers_out_of_range_are_refused(field: str, low: int, high: int) -> No
         "packages: [curl]",
         "run: [make]",
         "pkgmgr: apk",
-        "mounts: [{host: /a, guest: /b}]",
         "blueprint: {runcmd: [x]}",
         "seccomp: /etc/x",
         "backend: firecracker",
@@ -164,7 +163,7 @@ def test_a_number_with_a_unit_is_given_back_in_the_unit_of_the_field(text: str, 
 def test_no_fix_offers_what_is_refused() -> None:
     fix = only_problem("quux: 1\n").fix
     assert "ram_mib" in fix
-    assert "blueprint" not in fix and "mounts" not in fix
+    assert "blueprint" not in fix and "warmup" not in fix
     problem = only_problem("backend: podman\n")
     assert (problem.message, problem.fix) == ("podman is not supported yet", "write qemu")
 

@@ -29,7 +29,7 @@ def test_schema_offers_the_values_and_limits() -> None:
 
 def test_schema_says_what_is_not_built() -> None:
     properties = boxfile_schema()["properties"]
-    assert properties["mounts"]["description"].startswith("Not supported yet.")
+    assert properties["warmup"]["description"].startswith("Not supported yet.")
     assert not properties["cpus"]["description"].startswith("Not supported yet.")
 
 

@@ -1,0 +1,48 @@
+"""What the other sandboxes of this home mean for the mounts of one: a guest that can write a
+directory decides what any path through it leads to.
+
+Built anew for every decision, from the folder's and the policy's newest state. It must not open
+anything for keeping.
+"""
+
+from __future__ import annotations
+
+from controller.inventory import Inventory
+from reconcilers import mounts
+from reconcilers.host import Host
+from reconcilers.mounts import Directory, Refused, Rules, Writable
+from specs.boxfile import Boxfile
+from specs.ceiling import Ceiling
+from specs.errors import HostError
+
+
+def rules_for(host: Host, inventory: Inventory, name: str) -> Rules:
+    """The rules for the mounts of sandbox `name`. Raises HostError when policy.toml is unreadable:
+    what it allows is then not known."""
+    ceiling = inventory.ceiling
+    if not isinstance(ceiling, Ceiling):
+        raise HostError(f"policy.toml cannot be read: {ceiling}")
+    return Rules(
+        forbidden=mounts.forbidden_places(host.layout, host.config),
+        writable=_written_by_others(inventory, name),
+        prefixes=ceiling.mount_prefixes,
+    )
+
+
+def look(
+    host: Host, inventory: Inventory, name: str, box: Boxfile
+) -> tuple[tuple[Directory, ...], tuple[Refused, ...]]:
+    """Every mount of `box`, resolved or refused (blocking). Raises HostError."""
+    return mounts.look(box, rules_for(host, inventory, name))
+
+
+def _written_by_others(inventory: Inventory, name: str) -> tuple[Writable, ...]:
+    found: list[Writable] = []
+    mine = inventory.entries.get(name)
+    claim = (mine.record.created if mine else "", name)
+    for other, entry in inventory.entries.items():
+        box = entry.record.spec
+        if other != name and box is not None and box.mounts:
+            first = (entry.record.created, other) < claim
+            found += mounts.writable_of(box, first=first)
+    return tuple(found)

@@ -1,0 +1,120 @@
+"""Opens a directory of the host by walking its path, a descriptor at a time, and remembers the way.
+
+What a path leads to can change between two looks, so it is looked at once and the descriptor is
+what is judged and used. Directories are told apart by device and inode, never by text. It must not
+follow a link that it does not see, and must not judge.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_LINKS_MAX = 40  # path_resolution(7)
+_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+Identity = tuple[int, int]
+"""Device and inode."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """`descriptor` (O_PATH) is open as long as the context it came from. `path` has no link in it.
+
+    `visited`: every directory that a name was looked up in on the way, through links too.
+    """
+
+    descriptor: int
+    path: str
+    identity: Identity
+    uid: int
+    gid: int
+    visited: frozenset[Identity]
+
+
+@contextmanager
+def opened_directory(path: str) -> Iterator[Opened]:
+    """The directory at an absolute `path`. Raises OSError when it is none or cannot be reached."""
+    walk = _Walk()
+    try:
+        walk.along(path)
+        found = os.fstat(walk.descriptor)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a directory", path)
+        yield Opened(
+            descriptor=walk.descriptor,
+            path="/" + "/".join(walk.names),
+            identity=(found.st_dev, found.st_ino),
+            uid=found.st_uid,
+            gid=found.st_gid,
+            visited=frozenset(walk.visited),
+        )
+    finally:
+        os.close(walk.descriptor)
+
+
+def ancestors(descriptor: int) -> tuple[Identity, ...]:
+    """The directory behind `descriptor` and each one above it, as the mounts are now."""
+    found = [_identity(descriptor)]
+    current = os.dup(descriptor)
+    try:
+        while True:
+            above = os.open("..", _FLAGS | os.O_DIRECTORY, dir_fd=current)
+            os.close(current)
+            current = above
+            identity = _identity(current)
+            if identity == found[-1]:  # the root is its own parent
+                return tuple(found)
+            found.append(identity)
+    finally:
+        os.close(current)
+
+
+def _identity(descriptor: int) -> Identity:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.descriptor = os.open("/", _FLAGS | os.O_DIRECTORY)
+        self.names: list[str] = []
+        self.visited: set[Identity] = set()
+        self._links = 0
+
+    def along(self, path: str) -> None:
+        pending = _parts(path)
+        while pending:
+            name = pending.pop(0)
+            self.visited.add(_identity(self.descriptor))
+            if name == "..":
+                self._enter(os.open("..", _FLAGS | os.O_DIRECTORY, dir_fd=self.descriptor))
+                del self.names[-1:]
+                continue
+            found = os.open(name, _FLAGS, dir_fd=self.descriptor)
+            if not stat.S_ISLNK(os.fstat(found).st_mode):
+                self._enter(found)
+                self.names.append(name)
+                continue
+            try:
+                target = os.readlink("", dir_fd=found)
+            finally:
+                os.close(found)
+            self._links += 1
+            if self._links > _LINKS_MAX:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if target.startswith("/"):
+                self._enter(os.open("/", _FLAGS | os.O_DIRECTORY))
+                self.names.clear()
+            pending = _parts(target) + pending
+
+    def _enter(self, descriptor: int) -> None:
+        os.close(self.descriptor)
+        self.descriptor = descriptor
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
