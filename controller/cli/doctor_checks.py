@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from controller.cli import doctor_extras, doctor_home, doctor_host, doctor_trials
+from controller.cli import (
+    doctor_extras,
+    doctor_home,
+    doctor_host,
+    doctor_trials,
+    doctor_user,
+)
 from controller.cli.doctor_result import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -23,6 +29,9 @@ CHECKS: tuple[Check, ...] = (
     doctor_trials.cgroups,
     doctor_host.namespaces,
     doctor_host.identities,
+    doctor_user.user_namespaces,
+    doctor_user.subordinate_ids,
+    doctor_user.kvm_group,
     doctor_host.seccomp,
     doctor_host.landlock,
     doctor_host.qemu,
@@ -61,6 +70,9 @@ NEEDED_FOR: dict[str, str] = {
     "cgroups": "the limits of every sandbox",
     "namespaces": "the jail of every sandbox",
     "identities": "isolation: strict",
+    "user_namespaces": "every sandbox of an ordinary user",
+    "subordinate_ids": "isolation: strict as an ordinary user",
+    "kvm_group": "accel: kvm as an ordinary user",
     "seccomp": "the jail of every sandbox",
     "landlock": "one more layer of the jail",
     "qemu": "backend: qemu",

@@ -112,14 +112,19 @@ class IdentityRegistry:
         return {sandbox: uid for (whose, sandbox), uid in held.items() if whose == instance}
 
 
-def _check_ranges(ranges: Sequence[IdRange], owners: Sequence[str]) -> None:
+def host_overlaps(ranges: Sequence[IdRange], owners: Sequence[str] = ()) -> tuple[str, ...]:
+    """What of this host the ranges overlap, in words; see `idranges.overlaps`."""
     files = {}
     for path in _HOST_FILES:
         try:
             files[path] = Path(path).read_text(errors="replace")
         except FileNotFoundError:
             continue  # a host without subordinate identities
-    if found := overlaps(ranges, files, owners=owners):
+    return overlaps(ranges, files, owners=owners)
+
+
+def _check_ranges(ranges: Sequence[IdRange], owners: Sequence[str]) -> None:
+    if found := host_overlaps(ranges, owners):
         fix = "set uid_first and uid_count in config.toml to a range nobody uses"
         raise ConfinementError(
             f"the range of identities overlaps what the host uses: {'; '.join(found)}",

@@ -6,6 +6,8 @@ because of what it finds: a launch that lacks something fails at its layer.
 
 from __future__ import annotations
 
+import os
+
 from reconcilers.confinement import procfile
 from reconcilers.confinement.capabilities import NUMBERS
 from reconcilers.confinement.cgrouptree import host_tree
@@ -22,13 +24,15 @@ def launching_side() -> tuple[Reading, ...]:
     """Readings of the layer `launcher`: capabilities, no_new_privs, seccomp, cgroup controllers."""
     status = procfile.fields("/proc/self/status")
     effective = int(status["CapEff"], 16)
-    lacking = [name for name in NEEDED if not effective >> NUMBERS[name] & 1]
+    root = os.geteuid() == 0  # others have them in a user namespace, and nobody's program to read
+    lacking = [name for name in NEEDED if root and not effective >> NUMBERS[name] & 1]
+    filtered = status["Seccomp"] if root else "0"
     missing = host_tree().missing
     return (
         _reading("capabilities", "none missing", ", ".join(lacking), "CapEff", not lacking),
-        _no_new_privs(status["NoNewPrivs"]),
+        _no_new_privs(status["NoNewPrivs"], root),
         # a filter over us would hide the VMM's own program from readback (ptrace(2))
-        _reading("seccomp", "0", status["Seccomp"], "Seccomp", status["Seccomp"] == "0"),
+        _reading("seccomp", "0", filtered, "Seccomp", filtered == "0"),
         Reading(
             "launcher", "cgroup controllers", "none missing", ", ".join(missing) or "none missing",
             not missing, "/proc/self/mountinfo", "live", "none",
@@ -36,10 +40,12 @@ def launching_side() -> tuple[Reading, ...]:
     )  # fmt: skip
 
 
-def _no_new_privs(value: str) -> Reading:
+def _no_new_privs(value: str, root: bool) -> Reading:
     """Root needs no set-user-ID helper, so it is named and harmless; for others it is not."""
-    said = {"0": "0", "1": "1: set-user-ID helpers (newuidmap) cannot work; root needs none"}
-    return _reading("NoNewPrivs", "0, or 1 as root", said.get(value, value), "NoNewPrivs", True)
+    said = {"0": "0", "1": "1: set-user-ID helpers (newuidmap) cannot work"}.get(value, value)
+    said += "; root needs none" if root and value == "1" else ""
+    ok = root or value == "0"
+    return _reading("NoNewPrivs", "0, or 1 as root", said, "NoNewPrivs", ok)
 
 
 def _reading(item: str, want: str, got: str, field: str, ok: bool) -> Reading:

@@ -8,7 +8,8 @@ alone, and it judges nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import cache
 from typing import NamedTuple
 
 from reconcilers.confinement import procfile
@@ -40,8 +41,13 @@ def read_held(pid: int, given: Collection[str]) -> Held:
     its root since shows one alone.
     """
     proc = f"/proc/{pid}"
-    own_root = _mount_ids(proc)
-    own_root.update(each.partition(" ")[2] for each in given if each.startswith("mount "))
+
+    @cache
+    def own_root() -> set[str]:
+        """Asked for only when a file was not given: rarely after the start."""
+        helper = {each.partition(" ")[2] for each in given if each.startswith("mount ")}
+        return _mount_ids(proc) | helper
+
     foreign: set[str] = set()
     strange: set[str] = set()
     kvm: list[str] = []
@@ -62,7 +68,9 @@ def read_held(pid: int, given: Collection[str]) -> Held:
     return Held(*found)
 
 
-def _settled(proc: str, number: str, given: Collection[str], own_root: set[str]) -> tuple[str, str]:
+def _settled(
+    proc: str, number: str, given: Collection[str], own_root: Callable[[], set[str]]
+) -> tuple[str, str]:
     """(kind, detail); the kind is empty for one that is closed, was given, or lies in its root."""
     kind = detail = ""
     for _ in range(_ATTEMPTS):
@@ -77,7 +85,7 @@ def _settled(proc: str, number: str, given: Collection[str], own_root: set[str])
         except FileNotFoundError:
             return "", ""  # closed since it was listed
         if again == (kind, detail):
-            return ("", "") if facts.get("mnt_id") in own_root else (kind, detail)
+            return ("", "") if facts.get("mnt_id") in own_root() else (kind, detail)
     return kind, detail
 
 

@@ -5,6 +5,7 @@ What the tests assert they read as root, from outside, with none of the readers 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -322,3 +323,38 @@ def test_where_they_cannot_be_dropped_it_is_not_started(someone: Person) -> None
     )
     assert said.startswith("identity: ") and "would stay with the VMM" in said
     assert "--add-subgids" in said
+
+
+# -- box doctor
+
+ASKED = ("cgroups", "user namespaces", "subordinate ids", "launching side", "new privileges")
+
+
+def doctor(someone: Person, **settings: Any) -> dict[str, dict[str, str]]:
+    with persons_home(someone, **settings) as home:
+        done = home.box("doctor", "-o", "json", check=False)
+        return {each["name"]: each for each in json.loads(done.stdout)["checks"]}
+
+
+def test_doctor_tries_what_a_user_needs(someone: Person) -> None:
+    found = doctor(someone)
+    assert {name: found[name]["state"] for name in ASKED} == dict.fromkeys(ASKED, "ok")
+    assert found["subordinate ids"]["found"].startswith(f"{FIRST}-{FIRST + COUNT - 1} ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "fix"),
+    [
+        ({"replaced": {"/etc/subuid": "# nothing\n"}}, "subordinate ids", "usermod --add-subuids"),
+        ({"replaced": {"/usr/bin/newgidmap": "#!/bin/sh\nexit 1\n"}}, "subordinate ids", "doctor"),
+        ({"before": ["setpriv", "--no-new-privs"]}, "new privileges", "NoNewPrivileges"),
+        ({"before": [sys.executable, "-c", FORBID]}, "user namespaces", "user namespaces"),
+    ],
+    ids=["no line", "newgidmap", "no_new_privs", "user namespaces"],
+)
+def test_doctor_names_what_is_missing(
+    someone: Person, settings: dict[str, Any], name: str, fix: str
+) -> None:
+    found = doctor(someone, **settings)[name]
+    assert found["state"] == "fail"
+    assert fix in found["fix"]
