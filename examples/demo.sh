@@ -11,6 +11,8 @@ LOG=$BOX_HOME/controller.log
 CONTROLLER=
 VMM=
 STARTED=$(date +%s)
+RUNTIME=/run/box
+[ "$(id -u)" -eq 0 ] || RUNTIME=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}/box # a user without: in BOX_HOME
 
 chapter() { printf '\n%s\n' "$*"; }
 tell() { printf '  %s\n' "$*"; }
@@ -97,17 +99,17 @@ clean_up() {
     [ -z "$VMM" ] || ! alive "$VMM" || kill -9 "$VMM" 2>/dev/null || true
     instance=$(cat "$BOX_HOME/instance" 2>/dev/null || true)
     if [ -n "$instance" ]; then
-        for tree in /sys/fs/cgroup /sys/fs/cgroup/*; do
+        for tree in /sys/fs/cgroup /sys/fs/cgroup/* "/sys/fs/cgroup/box-users/$(id -u)" \
+            /sys/fs/cgroup/*/"box-users/$(id -u)"; do
             rmdir "$tree/box/$instance/hello" "$tree/box/$instance" "$tree/box" 2>/dev/null || true
         done
-        rm -rf "/run/box/$instance"
+        rm -rf "${RUNTIME:?}/$instance"
     fi
     rm -rf "$BOX_HOME"
 }
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
-[ "$(id -u)" -eq 0 ] || fail 'run it as root: it makes namespaces and cgroups'
 MOUNTS=$(wc -l </proc/self/mounts)
 
 chapter '1. A controller watches an empty folder.'

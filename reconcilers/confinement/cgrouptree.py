@@ -111,19 +111,21 @@ def host_tree() -> CgroupTree:
     One that an ordinary user cannot use yet is read again: root may prepare it any moment.
     """
     if not _found:
-        tree = _read_tree()
+        tree = top_tree()
+        if os.geteuid() != 0:
+            tree = tree_of_user(tree)
         if tree.obstacle:
             return tree
         _found.append(tree)
     return _found[0]
 
 
-def _read_tree() -> CgroupTree:
+def top_tree() -> CgroupTree:
+    """The hierarchies of this host from their tops on, as root uses them."""
     mountinfo = Path("/proc/self/mountinfo").read_text(errors="replace")
     unified = tree_from(mountinfo, "").unified
     offered = Path(unified, "cgroup.controllers").read_text() if unified else ""
-    tree = tree_from(mountinfo, offered)
-    return tree if os.geteuid() == 0 else tree_of_user(tree)
+    return tree_from(mountinfo, offered)
 
 
 def tree_of_user(tree: CgroupTree) -> CgroupTree:

@@ -7,6 +7,7 @@ user's own is never used, and what is missing is said with its fix.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,10 +15,9 @@ FOLDER = "box-users"
 Obstacle = tuple[str, str]
 """What is in the way, and its fix."""
 
-SETUP_FIX = "sudo ./dev setup prepares them; again after each start of the host"
 SCOPE_FIX = (
-    "start it with: systemd-run --user --scope -p Delegate=yes box controller; or let root make a "
-    "subtree of your own with this shell in it: sudo ./dev groups"
+    "start it with: systemd-run --user --scope -p Delegate=yes box controller; without systemd let "
+    "root make a subtree with your shell in it: ./dev groups"
 )
 
 
@@ -31,7 +31,13 @@ def obstacle_to(places: Sequence[str]) -> Obstacle | None:
     refused = sorted({place for place in places if not os.access(place, os.W_OK | os.X_OK)})
     if not refused:
         return None
-    return f"no control groups were prepared for this user: {', '.join(refused)}", SETUP_FIX
+    return f"no control groups were prepared for this user: {', '.join(refused)}", setup_fix()
+
+
+def setup_fix() -> str:
+    """They vanish with each boot, so this is what a user reads most often."""
+    command = f"{sys.executable} -m reconcilers.confinement.handover {os.geteuid()}"
+    return f"./dev setup, or sudo {command}; again after each start of the host"
 
 
 def own_group() -> str:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import pwd
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -85,10 +85,23 @@ def _signature(path: Path) -> tuple[int, int, int]:
 @lru_cache(maxsize=2)
 def _read(_: object) -> OrdinaryUser:
     uid = os.geteuid()
+    return _user(uid, os.getegid(), os.getgroups(), _name(uid))
+
+
+def of_uid(uid: int) -> OrdinaryUser:
+    """Another user, as after a login. Raises KeyError when there is none."""
+    known = pwd.getpwuid(uid)
+    return _user(uid, known.pw_gid, os.getgrouplist(known.pw_name, known.pw_gid), known.pw_name)
+
+
+def _name(uid: int) -> str:
     try:
-        name = pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        name = str(uid)
+        return str(uid)
+
+
+def _user(uid: int, gid: int, groups: Sequence[int], name: str) -> OrdinaryUser:
     texts = []
     for path in (SUBUID, SUBGID):
         try:
@@ -98,8 +111,8 @@ def _read(_: object) -> OrdinaryUser:
     return OrdinaryUser(
         name=name,
         uid=uid,
-        gid=os.getegid(),
-        groups=tuple(sorted(set(os.getgroups()))),
+        gid=gid,
+        groups=tuple(sorted(set(groups))),
         ranges=subordinate_ranges(texts[0], texts[1], (name, str(uid))),
         mapped_gids=subordinate_to(texts[1], (name, str(uid))),
     )
@@ -118,14 +131,19 @@ def ranges_for_strict(user: OrdinaryUser) -> tuple[IdRange, ...]:
 
 
 def range_fix(user: OrdinaryUser) -> str:
-    """The command that gives the user a range which nobody has, above all that are given."""
+    """What gives the user a range that nobody has."""
+    return f"sudo {' '.join(range_command(user))}"
+
+
+def range_command(user: OrdinaryUser) -> list[str]:
+    """usermod(8) with a range above all that are given."""
     taken = [_FIRST]
     for path in (SUBUID, SUBGID):
         with contextlib.suppress(OSError):
             taken += [each.last + 1 for each in all_subordinate(path.read_text(errors="replace"))]
     first = -(-max(taken) // _COUNT) * _COUNT
     span = f"{first}-{first + _COUNT - 1}"
-    return f"sudo usermod --add-subuids {span} --add-subgids {span} {user.name}"
+    return ["usermod", "--add-subuids", span, "--add-subgids", span, user.name]
 
 
 def user_namespace_for(

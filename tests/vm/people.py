@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reconcilers.confinement.handover import hand_over
+from reconcilers.confinement.handover import hand_over_groups
 from tests.conftest import EVIDENCE
 from tests.vm.cases import CaseHome
 from tests.vm.harness import ROOT, until
@@ -111,7 +111,7 @@ def person(*, groups: bool = True) -> Iterator[Person]:
             own.mkdir(mode=0o700)
             os.chown(own, made.uid, made.gid)
             if groups:
-                hand_over(made.uid, made.gid)
+                hand_over_groups(made.uid)
             yield made
             until(lambda: not processes_of(made), 20, f"nothing of {name} runs")
         finally:
