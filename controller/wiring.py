@@ -41,5 +41,9 @@ def build_host(layout: Layout, config: Config) -> Host:
         backends={"qemu": Qemu()},
         networks=Networks(config),
     )
-    host.kvm = KvmProbe(layout.kernels / "kvm-probe.json", lambda: kvmprobe.boot_once(host))
+    host.kvm = KvmProbe(
+        layout.kernels / "kvm-probe.json",
+        lambda: kvmprobe.boot_once(host),
+        config.kvm_probe_seconds,
+    )
     return host

@@ -23,7 +23,6 @@ from specs.conditions import Reason
 from specs.errors import BoxError, ChannelError, HostError
 
 KVM_DEVICE = Path("/dev/kvm")
-PROBE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,13 @@ class KvmProbe:
     remembered.
     """
 
-    def __init__(self, memory: Path, boot: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, memory: Path, boot: Callable[[], Awaitable[None]], seconds: int = 10
+    ) -> None:
+        """`seconds` is how long `boot` may take: a verdict of other patience does not count."""
         self._memory = memory
         self._boot = boot
+        self._seconds = seconds
         self._known: dict[str, Verdict] = {}
         # All probes are one sandbox: a second one at the same time would kill the first.
         self._probing = asyncio.Lock()
@@ -94,7 +97,8 @@ class KvmProbe:
         except OSError as error:
             return Verdict(False, f"{KVM_DEVICE}: {error.strerror}")
         facts = os.stat(binary)
-        parts = (kernel_sha256, facts.st_ino, facts.st_mtime_ns, facts.st_size, host_boot_id())
+        vmm = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+        parts = (kernel_sha256, *vmm, host_boot_id(), self._seconds)
         key = hashlib.sha256(repr(parts).encode()).hexdigest()
         async with self._probing:
             if key not in self._known:

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from reconcilers import disk as disks
 from reconcilers import guest, microvm
-from reconcilers.accel import PROBE_SECONDS
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.host import Host
 from reconcilers.layout import Layout
@@ -28,8 +27,8 @@ _DISK_MIB = 16
 
 
 async def boot_once(host: Host) -> None:
-    """Boot to the agent's hello within PROBE_SECONDS. Raises ChannelError or HostError when that
-    fails.
+    """Boot to the agent's hello within `kvm_probe_seconds` of the configuration. Raises
+    ChannelError or HostError when that fails.
     """
     instance = hashlib.sha256(f"{host.layout.instance} {_NAME}".encode()).hexdigest()[:12]
     names = HostNames(instance, _NAME)
@@ -77,13 +76,14 @@ async def _boot(host: Host, layout: Layout, names: HostNames, group: Cgroup) -> 
         backend=host.backend_for(box),
         host=host.facts,
     )
+    seconds = host.config.kvm_probe_seconds
     record, errors = await microvm.start(layout, start)
     try:
-        async with asyncio.timeout(PROBE_SECONDS):
+        async with asyncio.timeout(seconds):
             client, _ = await guest.open_channel(layout, _NAME, replace(record))
             await client.close()
     except TimeoutError as error:
-        raise ChannelError(f"the guest did not answer within {PROBE_SECONDS:g} s") from error
+        raise ChannelError(f"the guest did not answer within {seconds} s") from error
     finally:
         os.close(errors)
         await microvm.kill(record.pid, record.start_time)

@@ -80,7 +80,8 @@ async def observe(
 
 def _lives(pid: int) -> bool:
     found = procfs.read_stat(pid)
-    return found is not None and not found.dead
+    # A kernel thread is nobody's stray and cannot be killed; it ends with the VM it belongs to.
+    return found is not None and not found.dead and not found.kernel
 
 
 def _cgroup(host: Host, name: str) -> tuple[bool | Unknown, set[int]]:

@@ -9,18 +9,26 @@ from pathlib import Path
 
 from specs.names import HostNames, parse_marker
 
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the kernel's include/linux/sched.h
+
 
 @dataclass(frozen=True)
 class Stat:
-    """State letter, parent PID and start time (clock ticks since boot) of a process."""
+    """State letter, parent PID, start time (clock ticks since boot) and threads of a process.
+
+    `kernel`: it is a thread of the kernel's. KVM puts one into the cgroup of each VM's process.
+    """
 
     state: str
     parent: int
     start_time: int
+    threads: int = 1
+    kernel: bool = False
 
     @property
     def dead(self) -> bool:
-        return self.state in "ZXx"
+        """A process whose first thread has ended goes on, files and all, while others run."""
+        return self.state in "Xx" or (self.state == "Z" and self.threads <= 1)
 
     @property
     def frozen(self) -> bool:
@@ -36,7 +44,9 @@ def read_stat(pid: int) -> Stat | None:
         return None
     # The command name is in parentheses and may itself hold any character, so the last one ends it.
     fields = line[line.rindex(b")") + 2 :].split()
-    return Stat(fields[0].decode(), int(fields[1]), int(fields[19]))
+    # Counted from field 3, the state: flags are field 9, num_threads 20, starttime 22.
+    kernel = bool(int(fields[6]) & _KERNEL_THREAD)
+    return Stat(fields[0].decode(), int(fields[1]), int(fields[19]), int(fields[17]), kernel)
 
 
 def alive(pid: int, start_time: int) -> Stat | None:

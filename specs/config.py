@@ -64,6 +64,11 @@ class Config(BaseModel):
     resolver: Resolver | None = Field(
         None, description="The DNS server for bridged sandboxes. Left out: the host's own."
     )
+    kvm_probe_seconds: Annotated[StrictInt, Field(ge=1, le=300)] = Field(
+        10,
+        description="How long the guest kernel may take to start on KVM before KVM counts as "
+        "not working here. Real hardware needs about one second.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

@@ -62,6 +62,8 @@ async def test_a_verdict_is_remembered_until_the_kernel_changes(tmp_path: Path) 
     assert (again, boots) == (first, 1)
     await KvmProbe(memory, fails).verdict("kernel-2", binary)
     assert boots == 2
+    await KvmProbe(memory, fails, seconds=60).verdict("kernel-2", binary)
+    assert boots == 3, "who is given more time is tried again"
 
 
 @pytest.mark.skipif(not KVM_DEVICE.exists(), reason="no /dev/kvm to probe")

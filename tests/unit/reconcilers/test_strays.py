@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from reconcilers import launchrecord, procfs, steps
+from reconcilers import launchrecord, microvm, procfs, steps
 from reconcilers.act import Actor
 from reconcilers.backend import HostFacts
 from reconcilers.boot import BootFiles
@@ -23,6 +23,7 @@ from reconcilers.layout import Layout
 from reconcilers.mounts import Rules
 from specs.config import Config
 from specs.names import HostNames
+from tests.vm.harness import until
 
 WEB = HostNames("0123456789ab", "web")
 
@@ -98,3 +99,42 @@ def test_a_controller_out_of_descriptors_takes_nothing_living_for_dead(tmp_path:
 def test_a_fifo_in_place_of_a_record_is_no_record_and_stops_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "launch.json")
     assert launchrecord.read(tmp_path / "launch.json") is None
+
+
+# Thread 1 ends, another one lives on: what a VMM looks like for a moment while it dies, and what a
+# taken-over one could look like for good.
+HEADLESS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall(60, 0) # SYS_exit: of this thread alone
+"""
+
+
+@pytest.fixture
+def headless() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen([sys.executable, "-c", HEADLESS])
+    yield child
+    child.kill()
+    child.wait()
+
+
+async def test_a_process_whose_first_thread_ended_still_lives_until_it_is_killed(
+    headless: subprocess.Popen[bytes],
+) -> None:
+    pid = headless.pid
+    until(lambda: (seen := procfs.read_stat(pid)) and seen.state == "Z", 10, "thread 1 ended")
+    found = procfs.read_stat(pid)
+    assert found is not None and not found.dead
+    assert procfs.alive(pid, found.start_time) is not None
+    await microvm.kill(pid, found.start_time)
+    assert procfs.read_stat(pid) is None, "it was left behind as a zombie"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/2").exists() or procfs.executable(2) is not None,
+    reason="this container shows no kernel threads",
+)
+def test_a_thread_of_the_kernel_is_told_from_a_process() -> None:
+    kthreadd, ourselves = procfs.read_stat(2), procfs.read_stat(os.getpid())
+    assert kthreadd is not None and kthreadd.kernel
+    assert ourselves is not None and not ourselves.kernel

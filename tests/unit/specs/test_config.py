@@ -30,6 +30,7 @@ def test_settings_are_read() -> None:
         ("uid_first = 4294967290", ""),
         ("standard_uid = 1879048200", ""),
         ("uid_count = 0", "uid_count"),
+        ("kvm_probe_seconds = 0", "kvm_probe_seconds"),
         ("log_level = 'loud'", "log_level"),
     ],
 )
