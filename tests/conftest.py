@@ -2,7 +2,7 @@
 
 A capability is tried for real, never guessed from a version or a file's presence. A test that
 needs a missing one is skipped with the reason, unless BOX_TEST_REQUIRE (comma separated:
-root,kvm,cgroup2) names the capability: then the missing capability is a failure, so that CI
+root,kvm,cgroup2,lab) names the capability: then the missing capability is a failure, so that CI
 cannot turn green by skipping. This file must not contain fixtures that start VMs; those live
 beside the tests that use them.
 """
@@ -96,10 +96,19 @@ def missing_cgroup2() -> str:
     return "no cgroup v2 tree is mounted"
 
 
+@cache
+def missing_lab() -> str:
+    """Empty when the machine with real KVM can be had (docs/kvm-lab.md), else why not."""
+    from tests.kvm.image import missing
+
+    return missing()
+
+
 PROBES: dict[str, Callable[[], str]] = {
     "root": missing_root,
     "kvm": missing_kvm,
     "cgroup2": missing_cgroup2,
+    "lab": missing_lab,
 }
 
 

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.lint.tree import ROOT, project_files
+from tests.setup.wheel import build_wheel
 
 ELF_MAGIC = b"\x7fELF"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    for path in project_files():
-        copy = folder / "src" / path.relative_to(ROOT)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, copy)
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
-        + ["--no-build-isolation", "--wheel-dir", str(folder), str(folder / "src")],
-        check=True,
-        timeout=100,
-    )
-    (made,) = folder.glob("*.whl")
-    return made
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_carries_the_compiled_agent(wheel: Path) -> None:

@@ -28,7 +28,11 @@ BOX = [sys.executable, "-m", "controller.cli.main"]
 ROOT = Path(__file__).resolve().parents[2]
 # Emulated guests boot in 3 s on an idle host; tests share two cores with other work.
 READY = 90.0
-TINY = "accel: tcg\ncpus: 1\nram_mib: 192\ndata: {size_mib: 32}\n"
+# The lab of tests/kvm runs some of these tests on KVM, on an emulated and therefore slow machine.
+ACCEL = os.environ.get("BOX_TEST_ACCEL", "tcg")
+CONFIG = os.environ.get("BOX_TEST_CONFIG", "")
+SLOWNESS = float(os.environ.get("BOX_TEST_SLOWNESS", "1"))  # against a real processor
+TINY = f"accel: {ACCEL}\ncpus: 1\nram_mib: 192\ndata: {{size_mib: 32}}\n"
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -252,6 +256,8 @@ def home_with_controller(path: Path) -> Iterator[Home]:
     """A running controller in a fresh home under `path`; everything is gone afterwards."""
     home = Home(path / "home")
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if CONFIG:
+        (home.path / "config.toml").write_text(CONFIG)
     try:
         home.start()
         yield home

@@ -1,0 +1,216 @@
+"""Boots the lab: a machine under emulation whose CPU has SVM, so that box meets a real /dev/kvm.
+
+The console is shown as it comes; the results come over a second serial port, a JSON object per
+line. The machine has no network device at all. Nothing here knows what is tested inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conftest import GUEST_KERNEL
+from tests.kvm.image import LabImage, lab_image, missing
+from tests.lint.tree import ROOMS, ROOT, project_files
+from tests.setup.wheel import build_wheel
+
+RAM_MIB = 3072
+LAB_SECONDS = 600
+WHOS = ("root", "user")
+ISOLATIONS = ("strict", "standard")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to do inside. `arguments` are pytest's; empty runs what the lab is for."""
+
+    user: str = "root"
+    isolation: str = "strict"
+    shell: bool = False
+    arguments: tuple[str, ...] = ()
+
+    def settings(self) -> str:
+        """Shell assignments; no value holds a quote."""
+        return (
+            f"LAB_WHAT={'shell' if self.shell else 'tests'}\nLAB_USER={self.user}\n"
+            f"LAB_ISOLATION={self.isolation}\nLAB_ARGUMENTS='{' '.join(self.arguments)}'\n"
+        )
+
+
+@dataclass
+class Outcome:
+    """What came back. `ended` is the status that the lab gave itself; None when it never did."""
+
+    results: list[dict[str, object]] = field(default_factory=list)
+    ended: int | None = None
+    console: str = ""
+    seconds: float = 0.0
+
+    def failures(self) -> list[str]:
+        """Each check that did not pass, with the end of what it said."""
+        return [
+            f"{result['test']}: {result['outcome']}\n{str(result['text'])[-3000:]}"
+            for result in self.results
+            if result["outcome"] == "failed"
+        ]
+
+
+def job_disk(job: Job, folder: Path) -> Path:
+    """The second disk: the wheel of this tree, its tests, the guests' kernel, the settings."""
+    content = folder / "job"
+    tree = content / "tree"
+    for path in project_files():
+        inside = path.relative_to(ROOT)
+        # The product itself must come out of the wheel, so its modules are left behind.
+        if inside.parts[0] in ROOMS:
+            continue
+        copy = tree / inside
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+    build_wheel(folder).rename(content / next(folder.glob("*.whl")).name)
+    shutil.copy2(ROOT / "tests/kvm/init.sh", content / "init.sh")
+    (content / "settings").write_text(job.settings())
+    release = GUEST_KERNEL.parent.resolve()
+    shutil.copytree(release, content / "kernels" / release.name)
+    (content / "kernels/current").symlink_to(release.name)
+    disk = folder / "job.squashfs"
+    subprocess.run(
+        # Uncompressed: the emulated CPU would have to unpack it.
+        ["mksquashfs", str(content), str(disk), "-quiet", "-no-progress", "-all-root"]
+        + ["-noI", "-noD", "-noF", "-noX"],
+        check=True,
+        timeout=60,
+        stdout=subprocess.DEVNULL,
+    )
+    return disk
+
+
+def machine(image: LabImage, disk: Path, results: Path) -> list[str]:
+    """QEMU's command line. The CPU has AMD's SVM with nested paging, the emulated kind QEMU has."""
+    words = ["console=ttyS0", "quiet", "loglevel=4", "panic=-1", "reboot=t", "mitigations=off"]
+    mhz = re.search(r"^cpu MHz\s*:\s*([\d.]+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    if mhz:  # calibrating an emulated TSC against an emulated timer hangs at random
+        words.append(f"tsc_early_khz={int(float(mhz[1]) * 1000)}")
+    argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none"]
+    argv += ["-no-reboot", "-M", "q35", "-accel", "tcg,thread=multi,tb-size=512"]
+    # One CPU: with two, each start of a first virtual machine inside rewrites code of the scheduler
+    # (a static key) while the other CPU runs it, and QEMU's emulation then now and then goes on
+    # with the old bytes for ever. Two were no faster either: 100 s against 95 s for the same tests.
+    argv += ["-cpu", "max,+svm,+npt", "-smp", "1", "-m", str(RAM_MIB)]
+    argv += ["-kernel", str(image.kernel), "-initrd", str(image.initramfs)]
+    argv += ["-append", " ".join(words)]
+    # snapshot=on: what the lab writes goes to a file that QEMU has already unlinked.
+    argv += ["-drive", f"file={image.root},format=raw,if=virtio,snapshot=on"]
+    argv += ["-drive", f"file={disk},format=raw,if=virtio,readonly=on"]
+    argv += ["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]
+    argv += ["-chardev", f"file,id=results,path={results}", "-serial", "chardev:results"]
+    return argv
+
+
+def run(job: Job, *, seconds: float = LAB_SECONDS) -> Outcome:
+    """Make what is missing, boot, show the console on stdout, collect the results."""
+    with tempfile.TemporaryDirectory(prefix="boxlab-") as scratch:
+        folder = Path(scratch)
+        image = lab_image(say)
+        disk = job_disk(job, folder)
+        results = folder / "results"
+        results.touch()
+        started = time.monotonic()
+        argv = machine(image, disk, results)
+        if job.shell:
+            subprocess.run(argv, check=False)
+            outcome = Outcome()
+        else:
+            outcome = Outcome(console=_follow(argv, seconds))
+        outcome.seconds = time.monotonic() - started
+        for line in results.read_text(errors="replace").splitlines():
+            _understand(line, outcome)
+        return outcome
+
+
+def _understand(line: str, outcome: Outcome) -> None:
+    found = json.loads(line)
+    if "end" in found:
+        outcome.ended = int(found["end"])
+    else:
+        outcome.results.append(found)
+
+
+def _follow(argv: list[str], seconds: float) -> str:
+    """Run QEMU, passing its console on, until it ends or the time is up; the console's text."""
+    heard = bytearray()
+    deadline = time.monotonic() + seconds
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as qemu:
+        assert qemu.stdout is not None
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                if not select.select([qemu.stdout], [], [], left)[0]:
+                    break
+                data = os.read(qemu.stdout.fileno(), 65536)
+                if not data:
+                    break
+                heard += data
+                sys.stdout.write(data.decode("utf-8", "replace").replace("\r", ""))
+                sys.stdout.flush()
+            else:
+                say(f"the lab did not end within {seconds:g} s")
+        finally:
+            qemu.kill()
+    return heard.decode("utf-8", "replace").replace("\r", "")
+
+
+def say(words: str) -> None:
+    print(f"lab: {words}", flush=True)
+
+
+def summary(job: Job, outcome: Outcome) -> list[str]:
+    """For people: one line per test, then the count."""
+    lines = [
+        f"{r['outcome']!s:8} {r['seconds']!s:>6} s  {str(r['test']).rpartition('/')[2]}"
+        for r in outcome.results
+    ]
+    counts = Counter(str(r["outcome"]) for r in outcome.results)
+    counted = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+    verdict = "ended well" if outcome.ended == 0 else f"ended with status {outcome.ended}"
+    return lines + [
+        f"lab, {job.isolation} as {job.user}: {counted or 'no checks'}; {verdict} after"
+        f" {outcome.seconds:.0f} s"
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """`./dev kvm-lab [--shell] [root|user] [strict|standard] [pytest's arguments]`."""
+    chosen: dict[str, str] = {}
+    rest = []
+    for word in arguments:
+        if word in WHOS:
+            chosen["user"] = word
+        elif word in ISOLATIONS:
+            chosen["isolation"] = word
+        elif word != "--shell":
+            rest.append(word)
+    job = Job(**chosen, shell="--shell" in arguments, arguments=tuple(rest))
+    if why := missing():
+        print(f"kvm-lab: {why}", file=sys.stderr)
+        return 1
+    outcome = run(job)
+    if job.shell:
+        return 0
+    print("\n".join(["", *summary(job, outcome)]))
+    return 0 if outcome.ended == 0 and outcome.results and not outcome.failures() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

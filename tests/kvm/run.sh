@@ -1,0 +1,13 @@
+#!/bin/sh
+# Inside the lab: the tests of one job, with the installed box and not this tree's modules.
+set -u
+cd /job/tree || exit 91
+export PYTHONPYCACHEPREFIX=/var/tmp/pyc PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+export BOX_TEST_REQUIRE=root,kvm,cgroup2 BOX_TEST_RESULTS=/var/tmp/results
+# This machine is emulated, so a virtual machine inside it needs several seconds to start.
+export BOX_TEST_ACCEL=auto BOX_TEST_SLOWNESS=20 BOX_TEST_CONFIG='kvm_probe_seconds = 60'
+
+files=${LAB_ARGUMENTS:-tests/kvm/inside/onkvm.py tests/vm/test_jail_cgroup.py tests/vm/test_drift.py}
+# shellcheck disable=SC2086 # one word per file is meant
+exec /opt/box/bin/python -m pytest -p pytest_timeout -p pytest_asyncio.plugin \
+    -p tests.kvm.inside.report -p no:cacheprovider --color=no --timeout=400 -v $files

@@ -1,0 +1,27 @@
+"""box on real KVM and pure cgroup v2, in a machine made for it: docs/kvm-lab.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kvm.conftest import SUMMARIES
+from tests.kvm.lab import LAB_SECONDS, Job, run, summary
+
+# Beside the run itself: making the image, the first time, and the second disk.
+pytestmark = [pytest.mark.needs_lab, pytest.mark.timeout(LAB_SECONDS + 600)]
+
+
+@pytest.mark.parametrize(
+    ("user", "isolation"),
+    [
+        pytest.param("root", "strict", id="strict-as-root"),
+        pytest.param("root", "standard", id="standard-as-root", marks=pytest.mark.long),
+    ],
+)
+def test_everything_holds_on_real_kvm(user: str, isolation: str) -> None:
+    job = Job(user, isolation)
+    outcome = run(job)
+    SUMMARIES.extend(summary(job, outcome))
+    assert outcome.failures() == []
+    assert outcome.ended == 0, f"the lab ended with {outcome.ended}:\n{outcome.console[-4000:]}"
+    assert outcome.results, "no check ran"
