@@ -165,6 +165,13 @@ class Home:
         assert self.controller is not None
         self.controller.send_signal(signal.SIGHUP)
 
+    def forget_reports(self) -> None:
+        """Remove all of observed/ at once, also while the controller writes into it."""
+        away = self.path / "forgotten"
+        (self.path / "observed").rename(away)
+        while away.exists():
+            shutil.rmtree(away, ignore_errors=True)
+
     # -- the host
 
     @property

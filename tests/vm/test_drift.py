@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -127,7 +126,7 @@ def test_a_process_put_into_its_cgroup_is_killed(oak: Home) -> None:
 
 def test_deleted_and_garbled_reports_are_written_again(oak: Home) -> None:
     pid = oak.pid("oak")
-    shutil.rmtree(oak.path / "observed")
+    oak.forget_reports()
     oak.look_again()
     until(lambda: oak.condition("oak", "Ready")[0] == "True", 40, "the report is back")
     (oak.path / "observed" / "oak" / "observed.toml").write_text("= garbage")

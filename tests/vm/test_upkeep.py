@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def test_files_of_ours_that_somebody_broke_are_written_again(home: Home) -> None
     instance = home.instance
     state_of(home, "oak").write_text("= garbage")
     (home.path / "instance").unlink()
-    shutil.rmtree(home.path / "observed")
+    home.forget_reports()
     home.look_again()
     until(lambda: (home.path / "instance").exists(), 20, "the instance is back")
     assert home.instance == instance
