@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import execute, fleet, line
+from bench import execute, fleet, line, walls
 from bench.measure import FEWEST, Row, table
 
 Benchmark = Callable[[int], list[Row]]
@@ -31,10 +31,14 @@ BENCHMARKS: dict[str, Benchmark] = {
     "growth": fleet.growth,
     "memory": fleet.memory,
     "idle": fleet.idle,
+    "readback": walls.readback,
+    "changed": walls.changed,
+    "jail": walls.overhead,
     "settled": fleet.settled,
+    "suite": walls.suite,
 }
-# Takes minutes and gigabytes.
-ONLY_WITH_ALL = {"settled"}
+# Take minutes, and the first of them gigabytes.
+ONLY_WITH_ALL = {"settled", "suite"}
 
 
 def main() -> int:
@@ -65,7 +69,9 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench", description="Benchmarks on real parts.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--all", action="store_true", help="also those that take minutes: settled")
+    parser.add_argument(
+        "--all", action="store_true", help="also those that take minutes: settled, suite"
+    )
     parser.add_argument("--repeat", type=int, default=FEWEST, help="samples, at least %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples to FILE too")
     options = parser.parse_args()

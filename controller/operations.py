@@ -21,16 +21,18 @@ from controller.inventory import Inventory
 from controller.service import Applied
 from controller.store import Store
 from reconcilers import guest, proofs
+from reconcilers.facts import Unknown
 from reconcilers.host import Host
 from reconcilers.live import Live
 from reconcilers.observe import (
     PING_TIMEOUT,
     disk_bytes,
     read_confinement,
+    read_network,
     wanted_confinement,
 )
 from specs.drift import Event
-from specs.errors import BoxError, InvalidBoxfile, NoSandbox, NotUp
+from specs.errors import BoxError, HostError, InvalidBoxfile, NoSandbox, NotUp
 from specs.parse import parse_boxfile
 from specs.reading import Reading
 from specs.report import Report
@@ -166,6 +168,9 @@ class Operations:
             confinement = read_confinement(self._host, name, box, record, uid, size, directories)
         except ProcessLookupError as error:
             raise NotUp(f"the VMM of {name} has just ended", fix=f"box events {name}") from error
+        network = await read_network(self._host, name, box, record.pid)
+        if isinstance(network, Unknown):
+            raise HostError(f"the network of {name} cannot be read: {network.why}")
         found = (
             *(
                 Reading("kernel", p.item, p.want, p.got, p.ok, p.source, "live", "replace")
@@ -176,6 +181,7 @@ class Operations:
                 for p in told
             ),
             *confinement,
+            *network.readings,
         )
         if not all(reading.ok for reading in found):
             self._wake(name)  # what was just seen need not wait for the next timed pass

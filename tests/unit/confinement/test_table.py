@@ -9,6 +9,8 @@ from controller.cli.proven import statement
 from reconcilers.confinement.launch import ORDER
 from reconcilers.confinement.layers import LAYERS
 from reconcilers.confinement.preflight import launching_side
+from reconcilers.network.networks import HOST_RULES_ITEM, RULES_ITEM, TAP_ITEM
+from reconcilers.network.state import ITEMS
 from tests.vm import test_layers_mended
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,6 +50,7 @@ def test_page_lists_every_reading_that_is_mended_in_place() -> None:
     assert listed == {
         "cgroup": (*test_layers_mended.CONTROL, "member of each hierarchy"),
         "rlimits": test_layers_mended.RLIMITS,
+        "network": (*ITEMS, RULES_ITEM, HOST_RULES_ITEM, TAP_ITEM),
         "sockets": test_layers_mended.FILES,
     }
 
