@@ -126,7 +126,7 @@ def test_s3_a_range_that_overlaps_a_user_is_refused_and_nothing_takes_its_place(
     config = f"uid_first = {user.pw_uid}\nuid_count = 2\nstandard_uid = 60000\n"
     with case_home(config=config) as home, undisturbed(home):
         home.put("oak")
-        until(lambda: home.condition("oak", "Ready")[1] == "BackingOff", 20, "refused")
+        until(lambda: home.condition("oak", "Ready") == ("False", "LayerFailed"), 20, "refused")
         said = home.message("oak", "Ready")
         assert "overlaps" in said
         assert "nobody" in said

@@ -55,7 +55,7 @@ BROKEN = {
     "nothing under a key": ("spec: ~\n", "1:1", ["spec", "unknown field"]),
     "two documents": (TINY + "---\n" + TINY, "5:1", ["second document"]),
     "not UTF-8": (TINY + "env: {A: '\udcff'}\n", "5:", ["UTF-8"]),
-    "a field that is not built": (TINY + "network: bridge\n", "5:1", ["not supported yet"]),
+    "a field that is not built": (TINY + "backend: krun\n", "5:1", ["not supported yet"]),
     "a feature that is not built": (
         TINY + "packages: [curl]\n",
         "5:1",
