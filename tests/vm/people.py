@@ -113,7 +113,11 @@ def person(*, groups: bool = True) -> Iterator[Person]:
             if groups:
                 hand_over_groups(made.uid)
             yield made
-            until(lambda: not processes_of(made), 20, f"nothing of {name} runs")
+            try:
+                until(lambda: not processes_of(made), 20, f"nothing of {name} runs")
+            except AssertionError as error:
+                lasting = [command_of(pid) for pid in processes_of(made)]
+                raise AssertionError(f"{error}: {lasting}") from None
         finally:
             for pid in [*processes_of(made), *in_groups_of(made)]:
                 with contextlib.suppress(ProcessLookupError):
@@ -137,6 +141,14 @@ def in_groups_of(someone: Person) -> list[int]:
     """Processes in those, whatever identity they have."""
     files = [file for place in groups_of(someone) for file in place.rglob("cgroup.procs")]
     return [int(pid) for file in files for pid in file.read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()[:9]
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        return f"{command.decode(errors='replace')[:300]} {status}"
+    return "ended"
 
 
 def processes_of(someone: Person) -> list[int]:
