@@ -55,13 +55,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """`mode` is `none`, `all` (what is not denied) or `list` (the entries and nothing else)."""
+    """`mode` is `none`, `all` (what is not denied) or `list` (the entries, and there are some)."""
 
     mode: Literal["none", "all", "list"]
     entries: tuple[Entry, ...] = ()
 
     def __str__(self) -> str:
-        return self.mode if self.mode != "list" else ", ".join(map(str, self.entries)) or "none"
+        return self.mode if self.mode != "list" else ", ".join(map(str, self.entries))
 
 
 def egress_of(written: str | Iterable[str]) -> Egress:
@@ -70,7 +70,8 @@ def egress_of(written: str | Iterable[str]) -> Egress:
         return Egress("all" if written == "all" else "none")
     if isinstance(written, str):
         raise ValueError('write "none", "all" or a list of IP:port')
-    return Egress("list", tuple(parse_entry(each) for each in written))
+    entries = tuple(parse_entry(each) for each in written)
+    return Egress("list", entries) if entries else Egress("none")
 
 
 def parse_entry(text: str) -> Entry:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.files import TEMPORARY_PREFIX
 from tests.conftest import EVIDENCE
@@ -25,6 +25,9 @@ from tests.vm.harness import BOX, ROOT, TINY, Home, until
 
 BYSTANDER = "sage"
 IN_OPEN = 0x20  # inotify(7)
+
+
+H = TypeVar("H", bound="CaseHome")
 
 
 class CaseHome(Home):
@@ -91,8 +94,17 @@ def case_home(
     *, config: str = "", prefix: Sequence[str] = (), below: str = "home"
 ) -> Iterator[CaseHome]:
     """A home with a running controller; `below` is its path inside a temporary folder."""
+    with home_of(CaseHome, config=config, prefix=prefix, below=below) as home:
+        yield home
+
+
+@contextlib.contextmanager
+def home_of(
+    kind: type[H], *, config: str = "", prefix: Sequence[str] = (), below: str = "home"
+) -> Iterator[H]:
+    """The same of a class of its own."""
     with tempfile.TemporaryDirectory(prefix="boxtest-") as tmp:
-        home = CaseHome(Path(tmp) / below)
+        home = kind(Path(tmp) / below)
         home.prefix = prefix
         home.path.mkdir(mode=0o700, parents=True)
         if config:

@@ -80,6 +80,6 @@ def test_words_and_lists_are_told_apart() -> None:
     listed = egress_of(["203.0.113.10:443", "[2001:db8::/32]:53"])
     assert listed.mode == "list"
     assert [each.single for each in listed.entries] == [True, False]
-    assert egress_of([]).mode == "list"
+    assert egress_of([]).mode == "none"
     with pytest.raises(ValueError):
         egress_of("everything")
