@@ -156,6 +156,7 @@ def _busybox_tree(tree: Path) -> None:
         raise HostError("this busybox has no shell", fix="apt-get install busybox-static")
     (tree / "etc/passwd").write_text(_PASSWD)
     (tree / "etc/group").write_text(_GROUP)
+    (tree / "etc/resolv.conf").write_text("")  # with a read-only root, a place for the guest's own
     (tree / "etc/hostname").write_text("box\n")
     (tree / "etc/hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
 
