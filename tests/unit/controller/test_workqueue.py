@@ -69,6 +69,7 @@ def test_delays_grow_and_are_capped() -> None:
 async def test_a_worker_that_is_cancelled_while_a_name_arrives_ends(turns: int) -> None:
     """The two may meet in any turn of the event loop; a lost cancellation would never end."""
     queue = WorkQueue()
+    queue.add("late", 60)  # so that the wait has a limit
 
     async def work() -> None:
         while True:
