@@ -152,12 +152,17 @@ def command_of(pid: int) -> str:
 
 
 def processes_of(someone: Person) -> list[int]:
-    """Processes with the user's own UID. A strict VMM has another: see PersonsHome.vmms."""
+    """Processes with the user's own UID. A strict VMM has another: see PersonsHome.vmms.
+
+    One that has ended counts for nothing, even while whoever adopted it has not asked for its
+    status: that may be this very process, which another test made a child subreaper.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if entry.stat().st_uid == someone.uid:
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if entry.stat().st_uid == someone.uid and state != "Z":
                     found.append(int(entry.name))
     return found
 
