@@ -7,20 +7,18 @@ so that a single check costs a single machine.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import groups, proc
+from . import groups, proc, programs
 from .home import BoxError, Home
 
 T = TypeVar("T")
-HERE = Path(__file__).parent
+HERE = programs.HERE
 RAM_MIB = 192
 DATA_MIB = 32
 
@@ -37,11 +35,14 @@ class Arena:
         backend: str = "qemu",
         accel: str = "tcg",
         scale: float = 1.0,
+        ready_made: Path | None = None,
     ) -> None:
         self.folder = folder
         self.isolation = isolation
         self.backend = backend
         self.accel = accel
+        self.programs = ready_made
+        """Where the programs lie that were compiled elsewhere; None: they are compiled here."""
         self.home = Home(box, folder, scale)
         self.root = os.geteuid() == 0
         self.canary = secrets.token_hex(24)
@@ -120,22 +121,16 @@ class Arena:
     def forget(self, key: str) -> None:
         self._made.pop(key, None)
 
-    def compiled(self, *sources: str, flags: Sequence[str] = ()) -> Path:
-        """A static program compiled from the C files beside this module."""
-        name = f"{Path(sources[0]).stem}-{hashlib.sha256(repr(flags).encode()).hexdigest()[:8]}"
+    def compiled(self, source: str) -> Path:
+        """A static program made from the C file `source` beside this module."""
 
         def build() -> Path:
-            target = self.folder / "programs" / name
-            target.parent.mkdir(mode=0o755, exist_ok=True)
-            command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", *flags]
-            command += ["-o", str(target), *(str(HERE / source) for source in sources)]
-            done = subprocess.run(command, capture_output=True, timeout=120 * self.home.scale)
-            if done.returncode != 0:
-                raise BoxError(f"cc failed: {done.stderr.decode(errors='replace')[-800:]}")
-            target.chmod(0o755)
-            return target
+            if self.programs is not None:
+                return programs.ready_made(source, self.programs)
+            seconds = programs.COMPILE_SECONDS * self.home.scale
+            return programs.compile_program(source, self.folder / "programs", seconds)
 
-        return self.once(f"program {name}", build)
+        return self.once(f"program {source}", build)
 
     def answers(self, name: str, output: bytes) -> dict[str, str]:
         """The lines "NONCE KEY VALUE" that only the guest which was given that nonce can write.

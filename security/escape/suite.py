@@ -22,6 +22,7 @@ from types import FrameType
 from . import between, inside, lies, outside  # noqa: F401  # they register their checks
 from .arena import Arena
 from .home import BoxError, Home
+from .programs import COMMAND, NO_COMPILER, compile_all
 from .report import CHECKS, FAIL, Finding, Report, chosen, perform
 
 INTERRUPTED = 130
@@ -42,6 +43,11 @@ def main(words: Sequence[str]) -> int:
         checks = chosen(wanted.only)
     except ValueError as error:
         print(f"escape-test: {error}", file=sys.stderr)
+        return 2
+    if wanted.compile:
+        return _compile(Path(wanted.compile))
+    if unusable := _unusable(wanted):
+        print(f"escape-test: {unusable}", file=sys.stderr)
         return 2
     box = _command(wanted.box)
     report = Report(
@@ -75,11 +81,34 @@ def main(words: Sequence[str]) -> int:
     return 1 if report.failed else 0
 
 
+def _compile(folder: Path) -> int:
+    try:
+        for program in compile_all(folder):
+            print(program)
+    except BoxError as error:
+        print(f"escape-test: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _unusable(wanted: argparse.Namespace) -> str:
+    """Why the attacks cannot be tried at all with these arguments; empty when they can."""
+    if not wanted.box:
+        return "name the box command to attack (--help says more)"
+    if shutil.which(_command(wanted.box)[0]) is None:
+        return f"there is no command {wanted.box}"
+    if wanted.programs:
+        return "" if os.path.isdir(wanted.programs) else f"there is no folder {wanted.programs}"
+    return "" if shutil.which(COMMAND[0]) else NO_COMPILER
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="escape-test.sh", description="attack the sandboxes that BOX makes, and say what held"
     )
-    parser.add_argument("box", metavar="BOX", help="the box command; several words when quoted")
+    parser.add_argument(
+        "box", metavar="BOX", nargs="?", help="the box command; several words when quoted"
+    )
     parser.add_argument("isolation", nargs="?", choices=["strict", "standard"], default="strict")
     parser.add_argument("backend", metavar="BACKEND", nargs="?", default="qemu")
     parser.add_argument("--json", metavar="FILE", help="write the machine-readable report there")
@@ -92,6 +121,12 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=float(os.environ.get("BOX_ESCAPE_SCALE", "1")),
         help="stretch every time limit, for slow machines (or BOX_ESCAPE_SCALE)",
+    )
+    parser.add_argument(
+        "--compile", metavar="DIR", help="only compile the C programs of the attacks into DIR"
+    )
+    parser.add_argument(
+        "--programs", metavar="DIR", help="take them from there; no compiler is needed then"
     )
     parser.add_argument("--list", action="store_true", help="only name the checks")
     return parser
@@ -117,6 +152,7 @@ def _arena(
         backend=wanted.backend,
         accel=accel,
         scale=wanted.scale,
+        ready_made=Path(wanted.programs) if wanted.programs else None,
     )
     finished = False
     try:
