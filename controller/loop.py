@@ -116,7 +116,7 @@ class Controller:
 
     # -- the loop
 
-    def rescan(self) -> None:
+    async def rescan(self) -> None:
         """Read the folder and the host's processes again; put whatever changed into the queue."""
         self._lock.keep(self._layout.lock)
         self._lock.lock_folder(self._layout.boxes)
@@ -131,7 +131,7 @@ class Controller:
         recheck = self.inventory.vanishing.recheck_after
         if recheck is not None:
             asyncio.get_running_loop().call_later(recheck + 0.05, self.hint)
-        self.upkeep.at_scan()
+        await self.upkeep.at_scan()
 
     async def work(self) -> None:
         """One worker: takes due names for ever."""
@@ -179,7 +179,7 @@ class Controller:
                 self._hint.clear()
                 await asyncio.to_thread(watch.refresh)  # walks a folder that was replaced
                 try:
-                    self.rescan()
+                    await self.rescan()
                     await server.keep()
                 except AlreadyRunning as error:
                     # Our lock was removed and another controller took the place: two would undo
@@ -199,14 +199,14 @@ class Controller:
         """Converge what can be converged now, then stop; 1 when something is not as its Boxfile
         says.
         """
-        self.rescan()
+        await self.rescan()
         self.look_at_all()
         workers = [asyncio.create_task(self.work()) for _ in range(WORKERS)]
         while self.inventory.vanishing.recheck_after or not self.queue.idle(ONCE_HORIZON):
             await asyncio.sleep(0.05)
             if self._hint.is_set():
                 self._hint.clear()
-                self.rescan()
+                await self.rescan()
         await self._end(workers)
         wrong = {
             name: reason
@@ -219,7 +219,7 @@ class Controller:
 
     async def run_forever(self, stopping: asyncio.Event) -> int:
         """Serve until told to stop; sandboxes keep running."""
-        self.rescan()
+        await self.rescan()
         self.look_at_all()
         service = Operations(
             self._host, self.inventory, self.store, rescan=self.hint, wake=self.queue.add

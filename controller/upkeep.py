@@ -5,6 +5,7 @@ It puts back what is plainly ours and says which names want a pass; the passes d
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Set
 
@@ -33,6 +34,7 @@ class Upkeep:
         self._inventory = inventory
         self._wake = wake
         self._marked: dict[str, set[int]] = {}
+        self._complaint = ""
 
     def marked_as(self, name: str) -> Set[int]:
         """PIDs that carried this sandbox's name in the last scan."""
@@ -50,11 +52,15 @@ class Upkeep:
             )
         self._claims_from_records()
 
-    def at_scan(self) -> None:
-        """Everything that a scan looks after. Raises OSError, HostError."""
+    async def at_scan(self) -> None:
+        """Everything that a scan looks after. No other scan may run meanwhile: a sandbox that it
+        found would be unknown here. Raises OSError, HostError.
+        """
         self._mend_files()
         self._mend_claims()
-        self._find_strays()
+        # Only when everything that runs is known does a network of nobody belong to nobody.
+        if self._find_strays() and not self._inventory.vanishing.reason:
+            await self._remove_stray_networks()
 
     def _claims_from_records(self) -> None:
         """Claims that the registry lost are entered again from our records and from live VMMs."""
@@ -93,22 +99,26 @@ class Upkeep:
             if entry is not None:
                 self._inventory.event(entry, "mended", "its claim on its UID was gone and is back")
 
-    def _remove_stray_networks(self) -> None:
+    async def _remove_stray_networks(self) -> None:
         """What carries our instance's tag and belongs to no sandbox that exists."""
-        networks, instance = self._host.networks, self._layout.instance
         known = list(self._inventory.entries)
+        networks, instance = self._host.networks, self._layout.instance
         try:
-            found = networks.remove_strays(instance, known)
+            removed, kept = await asyncio.to_thread(networks.remove_strays, instance, known)
         except (BoxError, OSError) as error:
-            log.warning("networks of nobody cannot be removed: %s", error)
-            return
-        if found:
-            log.warning("removed networks of no sandbox: %s", ", ".join(found))
+            removed, kept = [], [str(error)]
+        if removed:
+            log.warning("removed networks of no sandbox: %s", ", ".join(removed))
+        complaint = "; ".join(kept)
+        if complaint and complaint != self._complaint:  # once, not with every scan
+            log.error("networks of no sandbox cannot be removed: %s", complaint)
+        self._complaint = complaint
 
-    def _find_strays(self) -> None:
+    def _find_strays(self) -> bool:
+        """Take up whatever runs under our name; False when that cannot be told."""
         binary = self._host.facts.binary
         if binary is None:
-            return
+            return False
         facts = binary.stat()
         instance = self._layout.instance
         self._marked = procfs.marked_processes(instance, (facts.st_dev, facts.st_ino))
@@ -121,10 +131,9 @@ class Upkeep:
             if is_name(name) and not self._inventory.vanishing.reason:
                 self._inventory.take_orphan(name)
                 self._wake(name)
-        if not self._inventory.vanishing.reason:
-            self._remove_stray_networks()
         for name, pids in self._marked.items():
             entry = known.get(name)
             live = entry.live.record.pid if entry is not None and entry.live is not None else 0
             if pids - {live}:
                 self._wake(name)
+        return True

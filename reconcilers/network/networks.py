@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from ipaddress import ip_address
 
 from reconcilers.facts import Network
@@ -199,37 +200,50 @@ class Networks:
         for kind in ("m", "v"):
             spaces.remove(names.interface(kind))
 
-    def remove_strays(self, instance: str, known: Iterable[str]) -> list[str]:
-        """Remove what this instance has on the host for sandboxes that nobody knows; their names.
+    def remove_strays(self, instance: str, known: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Remove what this instance has on the host for sandboxes that nobody knows (blocking).
 
-        `known` are the sandboxes that exist. Nothing of another instance is touched. As long as
-        there is nothing to remove, this costs two short listings.
+        `known` are the sandboxes that exist. Nothing of another instance is touched, and what
+        cannot be removed keeps nothing else. Returns the names of what was removed, and a line for
+        each that is still there. Raises BoxError, OSError when the host cannot be looked at.
         """
-        all_names = [HostNames(instance, name) for name in known]
-        expected = {each.interface(kind) for each in all_names for kind in ("v", "m", "h")}
-        found = {
-            name
-            for name in (*spaces.names(), *links.names())
-            if is_interface_of(name, instance) and name not in expected
-        }
-        if not found:
-            return []
-        found |= {
-            name
-            for name in links.rule_devices()
-            if is_interface_of(name, instance) and name not in expected
-        }
-        if tables.installed():
-            ours = host_table(HostNames(instance, "x")).removesuffix("x")
-            kept = {host_table(each) for each in all_names}
-            for name in tables.names():
-                if name.startswith(ours) and name not in kept:
-                    tables.delete(name)
-        for name in sorted(found):
-            links.remove_host_link(name)
-            links.remove_rules(name)
-            spaces.remove(name)
-        return sorted(found)
+        strays = _strays(instance, known)
+        removed, kept = [], []
+        for name, removal in strays.items():
+            try:
+                removal()
+            except (BoxError, OSError) as error:
+                kept.append(f"{name}: {error}")
+            else:
+                removed.append(name)
+        return removed, kept
+
+
+def _strays(instance: str, known: Iterable[str]) -> dict[str, Callable[[], None]]:
+    """What nobody knows, and how it is removed; links before namespaces, as in `remove`."""
+    all_names = [HostNames(instance, name) for name in known]
+    expected = {each.interface(kind) for each in all_names for kind in ("v", "m", "h")}
+    kept_tables = {host_table(each) for each in all_names}
+
+    def stray(name: str) -> bool:
+        return is_interface_of(name, instance) and name not in expected
+
+    found_links = list(filter(stray, links.names()))
+    found_spaces = list(filter(stray, spaces.names()))
+    # The other listings cost more. Namespaces are made first and removed last, so without a trace
+    # of those there is nothing else.
+    if not (found_links or found_spaces):
+        return {}
+    found: dict[str, Callable[[], None]] = {
+        name: partial(links.remove_host_link, name) for name in found_links
+    }
+    ours = host_table(HostNames(instance, "x")).removesuffix("x")
+    for name in tables.names() if tables.installed() else ():
+        if name.startswith(ours) and name not in kept_tables:
+            found[f"table {name}"] = partial(tables.delete, name)
+    for name in filter(stray, links.rule_devices()):
+        found[f"rules of {name}"] = partial(links.remove_rules, name)
+    return found | {name: partial(spaces.remove, name) for name in found_spaces}
 
 
 def _wanted(names: HostNames, box: Boxfile, around: Surroundings, slot: int) -> Wanted:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from specs.names import HostNames
 from tests.vm.cases import CaseHome, home_of
 from tests.vm.harness import until
 
@@ -209,6 +210,19 @@ class NetHome(CaseHome):
         routes = [line for line in ip("route", namespace=lab.host).splitlines() if "dev bx" in line]
         tables = lab.run(lab.host, "nft", "list", "tables").splitlines()
         return [*links, *rules, *routes, *(each for each in tables if self.instance in each)]
+
+    def traces(self, names: HostNames) -> list[str]:
+        """Everything that anybody's sandbox has here: namespaces, links, rules, routes, table."""
+        lab, folder = self.lab, Path("/run/netns")
+        found = [name for kind in "vm" if (folder / (name := names.interface(kind))).exists()]
+        listings = [
+            ip(*command, namespace=lab.host)
+            for command in (("-o", "link"), ("-4", "rule"), ("-6", "rule"), ("route",))
+        ]
+        lines = "\n".join(listings).splitlines()
+        found += [line for line in lines if names.interface("h") in line]
+        tables = lab.run(lab.host, "nft", "list", "tables").splitlines()
+        return [*found, *(each for each in tables if f"box-{names.instance}-" in each)]
 
     def apply(self, name: str, text: str) -> None:
         """Put a changed Boxfile and wait until it is what runs."""

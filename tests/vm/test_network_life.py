@@ -15,6 +15,11 @@ from functools import partial
 
 import pytest
 
+from reconcilers.network import spaces
+from reconcilers.network.networks import Networks
+from specs.config import Config
+from specs.names import HostNames
+from specs.parse import parse_boxfile
 from tests.vm.harness import until
 from tests.vm.netlab import (
     BOXFILE,
@@ -262,3 +267,31 @@ def test_the_vmm_dies_and_comes_back_to_the_same_network(home: NetHome) -> None:
     home.give_dialer("oak")
     reaches(home, "oak")
     assert sorted(home.spaces()) == sorted(spaces)
+
+
+def test_networks_of_no_sandbox_are_removed_and_those_of_another_home_are_not(
+    home: NetHome,
+) -> None:
+    """As they are left behind when a state file is lost; no VM is needed for it."""
+    ours, other = HostNames(home.instance, "ghost"), HostNames("0123456789ab", "ghost")
+    stuck = spaces.path_of(HostNames(home.instance, "stuck").interface("m"))
+    box = parse_boxfile(BOXFILE.encode(), file="ghost.box.yaml", expected_name="ghost").box
+    assert box is not None
+    networks = Networks(Config())
+    home.stop(signal.SIGKILL)
+    try:
+        for names in (ours, other):
+            spaces.inside(home.lab.host, partial(networks.raise_up, names, box))
+        foreign = home.traces(other)
+        assert len(home.traces(ours)) == len(foreign) > 10
+        stuck.mkdir()  # no namespace, and no file to remove: what cannot go keeps nothing else
+        home.start()
+        until(lambda: not home.traces(ours), 20, f"they are gone; {home.log()}")
+        assert home.traces(other) == foreign
+        until(lambda: f"{stuck.name}: " in home.log(), 10, "what stays is named in the log")
+        assert "Traceback" not in home.log()
+    finally:
+        for names in (ours, other):
+            spaces.inside(home.lab.host, partial(networks.remove, names))
+        stuck.rmdir()
+    assert home.traces(other) == []
