@@ -202,7 +202,8 @@ class Worker:
                 record = replace(record, uid=uid, gid=uid)
             case steps.ReleaseIdentity():
                 record = replace(record, uid=None, gid=None)
-            case steps.CreateDisk():
+            case steps.CreateDisk() | steps.LaunchVmm():
+                # Also a disk that was found and is now open: a first start may fail after it.
                 record = replace(record, has_disk=True)
             case steps.EraseDisk() | steps.SetDiskAside():
                 record = replace(record, has_disk=False)
