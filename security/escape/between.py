@@ -51,7 +51,7 @@ def _attempted(arena: Arena) -> Attempted:
         a = arena.vmms()["a"]
         outcomes: dict[str, dict[str, dict[str, str]]] = {}
         reached: dict[str, list[int]] = {}
-        with _target(arena, "b") as target:
+        with target_of(arena, "b") as target:
             for place in ("host", *attacks(arena)):
                 lines = places.start(place, a, partial(_all, target)).results()
                 for kind, name, outcome in lines[:-1]:
@@ -69,7 +69,7 @@ def _all(target: attack.Target, say: places.Say) -> None:
 
 
 @contextlib.contextmanager
-def _target(arena: Arena, name: str) -> Iterator[attack.Target]:
+def target_of(arena: Arena, name: str) -> Iterator[attack.Target]:
     """What there is of a sandbox, and canaries of the host beside it."""
     pid = arena.vmm(name)
     disk = arena.home.path / "disks" / name / "base.raw"
@@ -185,7 +185,7 @@ def while_it_starts(arena: Arena) -> str:
     a, before = arena.vmms()["a"], arena.vmm("b")
     name, ram = "b", RAM_MIB + 8 + secrets.randbelow(8)
     readings = []
-    with contextlib.ExitStack() as held, _target(arena, name) as target:
+    with contextlib.ExitStack() as held, target_of(arena, name) as target:
         watchers = {
             place: held.enter_context(
                 places.at_work(places.start(place, a, partial(_watch, arena, target, place)))

@@ -39,22 +39,41 @@ def _ptrace(request: int, tid: int, number: int = 0, at: object = None) -> int:
     return found
 
 
+def seize(tid: int, options: int = 0) -> None:
+    """Trace this thread, which goes on running, with the options of ptrace(2). Raises OSError."""
+    _ptrace(PTRACE_SEIZE, tid, 0, options)
+
+
+def release(tid: int) -> None:
+    """Stop a seized thread for a moment and let it go; one that has ended is no mistake."""
+    try:
+        _stop(tid)
+        _ptrace(PTRACE_DETACH, tid)
+    except OSError as error:
+        if error.errno not in (errno.ESRCH, errno.ECHILD):
+            raise
+
+
+def _stop(tid: int) -> None:
+    _ptrace(PTRACE_INTERRUPT, tid)
+    deadline = time.monotonic() + 2
+    while True:
+        found, state = os.waitpid(tid, os.WNOHANG | WALL)
+        if found == tid and state & 0xFF == 0x7F:
+            return
+        if found == tid or time.monotonic() > deadline:
+            raise OSError(errno.ETIMEDOUT, f"thread {tid} does not stop")
+        time.sleep(0.0005)
+
+
 def fetch(tid: int) -> list[Program]:
     """Every program in force on this thread. Needs root; stops the thread for a moment.
 
     Raises OSError: EPERM or EACCES where the kernel does not show programs.
     """
-    _ptrace(PTRACE_SEIZE, tid)
+    seize(tid)
     try:
-        _ptrace(PTRACE_INTERRUPT, tid)
-        deadline = time.monotonic() + 2
-        while True:
-            found, state = os.waitpid(tid, os.WNOHANG | WALL)
-            if found == tid and state & 0xFF == 0x7F:
-                break
-            if found == tid or time.monotonic() > deadline:
-                raise OSError(errno.ETIMEDOUT, f"thread {tid} does not stop")
-            time.sleep(0.0005)
+        _stop(tid)
         programs: list[Program] = []
         while True:
             try:
