@@ -14,6 +14,13 @@
 /* Leaves PIDs for PID 1's own children when a command forks without end. */
 #define WORK_PIDS "16384"
 
+/* What the commands cannot have of the RAM that is available when nothing runs yet: 12 MiB and 1/128 of all, at most
+ * 64 MiB. The kernel needs it for itself and for the files in use. Without swap, a kernel that runs out goes on looking
+ * for pages to evict instead of ending anything: for 40 s and more, during which the agent gets none either. */
+#define RESERVE_KIB (12L * 1024)
+#define RESERVE_SHARE 128
+#define RESERVE_MOST_KIB (64L * 1024)
+
 static void close_directory(DIR **directory) {
     if (*directory != NULL) closedir(*directory);
 }
@@ -22,10 +29,28 @@ static void close_directory(DIR **directory) {
 bool cgroups_setup(void) {
     /* Without the pids controller commands still run and end; only the guard against fork bombs is missing. */
     if (!file_put(AT_FDCWD, CGROUP_ROOT "/cgroup.subtree_control", "+pids")) say("no pids controller in this guest");
+    if (!file_put(AT_FDCWD, CGROUP_ROOT "/cgroup.subtree_control", "+memory")) say("no memory controller in this guest");
     if (mkdir(CGROUP_INIT, 0755) != 0 && errno != EEXIST) return false;
     if (mkdir(CGROUP_WORK, 0755) != 0 && errno != EEXIST) return false;
     (void)file_put(AT_FDCWD, CGROUP_WORK "/pids.max", WORK_PIDS);
     return true;
+}
+
+/* A line of /proc/meminfo in KiB, 0 when there is none. */
+static long meminfo(const char *content, const char *key) {
+    const char *line = strstr(content, key);
+    return line == NULL ? 0 : strtol(line + strlen(key), NULL, 10);
+}
+
+void cgroups_limit_memory(void) {
+    char content[4096], limit[32];
+    if (!file_text("/proc/meminfo", content, sizeof content)) return;
+    long reserve = RESERVE_KIB + meminfo(content, "MemTotal:") / RESERVE_SHARE;
+    if (reserve > RESERVE_MOST_KIB) reserve = RESERVE_MOST_KIB;
+    long left = meminfo(content, "MemAvailable:") - reserve;
+    if (left <= 0) return;
+    text(limit, sizeof limit, "%ldK", left);
+    if (!file_put(AT_FDCWD, CGROUP_WORK "/memory.max", limit)) say("memory limit of commands: %s", strerror(errno));
 }
 
 static void name_of(char *path, size_t room, uint32_t number) {

@@ -11,6 +11,10 @@
 
 bool cgroups_setup(void);
 
+/* All commands together get what is available now, but for a reserve: whoever wants more is ended by the kernel at
+ * once, and nobody else has to wait for memory. To be called when everything of ours is in place. */
+void cgroups_limit_memory(void);
+
 /* A new, empty directory for command `number`, opened. Negative with errno. */
 int cgroup_make(uint32_t number);
 

@@ -72,6 +72,7 @@ static _Noreturn void serve(int signals) {
             prepared = true;
             boot_rest();
             if (session.disks.root_ready) (void)view_start(&session.view, why, sizeof why);
+            cgroups_limit_memory();
         }
     }
 }

@@ -64,7 +64,7 @@ class Home:
             [*BOX, "controller"], env=self.env, stdout=log, stderr=log, cwd=ROOT
         )
         log.close()
-        until(self.answers, 20, f"controller answers; {self.log()}")
+        until(self.answers, READY, f"controller answers; {self.log()}")
 
     def answers(self) -> bool:
         assert self.controller is not None

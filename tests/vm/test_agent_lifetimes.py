@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import resource
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 
@@ -92,7 +93,9 @@ async def test_lost_client_ends_its_commands(vm: bare.BareVm, guest: AgentClient
 async def test_commands_of_a_host_that_stays_away_end_without_it(
     vm: bare.BareVm, guest: AgentClient
 ) -> None:
-    script = b"while :; do cut -d. -f1 /proc/uptime > /tmp/last; sleep 0.1; done"
+    # Moved, so that the file is whole whenever the command is killed.
+    keep = b"cut -d. -f1 /proc/uptime >/tmp/new; mv /tmp/new /tmp/last"
+    script = b"while :; do " + keep + b"; sleep 0.1; done"
     await guest.exec(ExecRequest((b"sh", b"-c", script), {}))
     await asyncio.sleep(0.5)
     await guest.close()
@@ -249,6 +252,18 @@ async def test_memory_exhaustion_spares_the_agent(guest: AgentClient) -> None:
     how, _ = await shell(guest, "x=x; while :; do x=$x$x$x; done", timeout_ms=20000)
     assert how.kind in ("signal", "exit", "timeout")
     assert (await run(guest, "echo", "ok"))[1] == b"ok\n"
+
+
+async def test_a_command_that_eats_all_memory_is_ended_and_nobody_waits(guest: AgentClient) -> None:
+    """Decided in the group of the commands, before the kernel itself has to look for memory."""
+    hog = asyncio.create_task(run(guest, "tail", "/dev/zero"))  # holds the line, which has no end
+    while not hog.done():
+        assert await guest.ping(10) < 10
+        await asyncio.sleep(0.1)
+    assert (hog.result()[0].kind, hog.result()[0].value) == ("signal", signal.SIGKILL)
+    _, said = await shell(guest, "dmesg | grep oom-kill:")
+    last = said.splitlines()[-1]
+    assert "CONSTRAINT_MEMCG" in last and "oom_memcg=/work" in last and "task=tail" in last
 
 
 def test_console_shows_no_panic(vm: bare.BareVm) -> None:
