@@ -29,9 +29,10 @@ from controller.wiring import build_host, load_config
 from controller.worker import Worker
 from controller.workqueue import WorkQueue
 from reconcilers import microvm
+from reconcilers.confinement import userscope
 from reconcilers.host import Host
 from reconcilers.layout import Layout
-from specs.errors import BoxError
+from specs.errors import BoxError, ConfinementError
 from specs.text import visible
 
 log = logging.getLogger("box")
@@ -257,6 +258,10 @@ def run(layout: Layout, once: bool) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         config = load_config(layout)
         logging.getLogger().setLevel(config.log_level.upper())
+        try:
+            userscope.settle()  # before the first thread and the first child: all are moved with us
+        except ConfinementError as problem:
+            log.warning("no sandbox can start: %s", problem)  # each of them says so, too
         host = build_host(layout, config)
         return asyncio.run(_main(layout, host, lock, once))
 

@@ -19,15 +19,17 @@ _BOOT_SECONDS = 10.0
 
 def cgroups(name: str, about: Subject) -> Result:
     """A group with every limit is made, read back and removed (cgroups(7))."""
+    from reconcilers.confinement import userscope
     from reconcilers.confinement.cgroup import Cgroup
     from reconcilers.confinement.cgrouptree import host_tree
     from reconcilers.confinement.policy import limits_for
     from specs.errors import ConfinementError
     from specs.names import HostNames
 
-    tree = host_tree()
-    group = Cgroup(HostNames(secrets.token_hex(6), "doctor"))
     try:
+        userscope.settle()
+        tree = host_tree()
+        group = Cgroup(HostNames(secrets.token_hex(6), "doctor"))
         tree.check()
         try:
             group.create(limits_for(cpus=1, ram_mib=128, kvm=True))

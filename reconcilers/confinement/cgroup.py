@@ -240,6 +240,11 @@ class Cgroup:
                 fix = (
                     "the cgroup file system is mounted read-only: remount it or leave the container"
                 )
+            elif error.errno == errno.EBUSY and named.endswith("cgroup.subtree_control"):
+                fix = (
+                    "a group with processes of its own passes no controller on (cgroups(7)): move "
+                    f"those in {os.path.dirname(named)}/cgroup.procs to a group below it"
+                )
             raise ConfinementError(
                 f"cannot {act} the control group{which}: {named or self._path}: {error.strerror}",
                 layer="cgroup",

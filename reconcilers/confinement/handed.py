@@ -1,12 +1,13 @@
 """Which control groups an ordinary user was handed: prepared by root on v1, delegated on v2.
 
-It only looks. `handover` prepares (as root), `userscope` asks systemd; a group that is not the
-user's own is never used, and what is missing is said with its fix.
+It only looks. `handover` prepares (as root), `userscope` asks systemd and says here what it
+learnt; a group that is not the user's own is never used, and what is missing is said with its fix.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,8 @@ FOLDER = "box-users"
 Obstacle = tuple[str, str]
 """What is in the way, and its fix."""
 
-SCOPE_FIX = (
-    "start it with: systemd-run --user --scope -p Delegate=yes box controller; without systemd let "
-    "root make a subtree with your shell in it: ./dev groups"
-)
+SYSTEMD = Path("/run/systemd/system")  # sd_booted(3)
+_accepted: list[str] = []
 
 
 def prepared(uid: int | None = None) -> str:
@@ -58,19 +57,53 @@ def delegated(unified: str, own: str | None = None) -> tuple[str, Obstacle | Non
     parts = own.split("/") if own else []
     above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
     ours = [path for path in above if _is_ours(Path(unified, path))]
-    managed = next((n for n, part in enumerate(parts) if part.startswith("user@")), None)
-    if managed is not None:
+    unit = unit_of(own)
+    if unit is not None:
         # all below the user's systemd is his, but only a unit that asked for it is left alone
-        units = above[managed + 1 :]
-        unit = next((each for each in units if each.endswith((".scope", ".service"))), "")
-        ours = [unit] if unit in ours and _is_delegated(Path(unified, unit)) else []
+        told = unit in _accepted or _is_delegated(Path(unified, unit))
+        ours = [unit] if unit in ours and told else []
     if ours:
         return ours[0], None
     return "", (
         f"this process is in the group /{own}, which is in no subtree that was delegated to its "
         "user, so it can move no process into a group of its own",
-        SCOPE_FIX,
+        subtree_fix(),
     )
+
+
+def unit_of(group: str) -> str | None:
+    """The path of the unit of a user's systemd that a group is or lies in: empty where it is in
+    none of them, None where it does not belong to such a systemd."""
+    parts = group.split("/")
+    managed = next((n for n, part in enumerate(parts) if part.startswith("user@")), None)
+    if managed is None:
+        return None
+    for count in range(managed + 2, len(parts) + 1):
+        if parts[count - 1].endswith((".scope", ".service")):
+            return "/".join(parts[:count])
+    return ""
+
+
+def accept(unit: str) -> None:
+    """The user's systemd said that it leaves this unit to others. systemd 252 writes no mark."""
+    _accepted.append(unit)
+
+
+def subtree_fix() -> str:
+    """How a user gets a v2 subtree with a process of his in it."""
+    if SYSTEMD.exists():
+        return (
+            f"sudo loginctl enable-linger {_name()} (with the package dbus-user-session), then "
+            "start box again: it asks your systemd for a scope"
+        )
+    return "let root make a subtree with your shell in it: ./dev groups"
+
+
+def _name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _is_ours(folder: Path) -> bool:
@@ -84,7 +117,8 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _is_delegated(folder: Path) -> bool:
-    """systemd marks what it leaves to others (systemd.resource-control(5), Delegate=)."""
+    """systemd marks what it leaves to others (systemd.resource-control(5), Delegate=): the one of
+    the system always, that of a user in newer versions."""
     for name in ("user.delegate", "trusted.delegate"):
         try:
             return os.getxattr(folder, name) == b"1"

@@ -21,7 +21,6 @@ from reconcilers.confinement.cgrouptree import top_tree
 from reconcilers.process import run
 from specs.errors import BoxError
 
-_SYSTEMD = Path("/run/systemd/system")  # sd_booted(3)
 _DELEGATED_FILES = ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads")  # cgroups(7)
 SESSION = "session"
 
@@ -66,7 +65,7 @@ def _groups(uid: int, gid: int, pid: int) -> Iterator[Act]:
         if not _owned(place, uid):
             yield f"control groups: {place}", partial(_make, place, uid, gid)
     v2 = [name for name, at in tree.controllers.items() if at.version == 2]
-    if not v2 or _SYSTEMD.exists():  # the user's own systemd delegates a unit when box starts
+    if not v2 or handed.SYSTEMD.exists():  # the user's own systemd delegates a unit when box starts
         return
     place = Path(tree.unified, handed.prepared(uid))
     if not _owned(place / "cgroup.procs", uid):
