@@ -35,6 +35,7 @@ class Home:
         self.scale = scale
         self.controller: subprocess.Popen[bytes] | None = None
         self.names: set[str] = set()
+        self.settings: dict[str, str] = {}
         for made in (self.path, self.files):
             made.mkdir(mode=0o700)
         self.env = {**os.environ, "BOX_HOME": str(self.path), "NO_COLOR": "1"}
@@ -66,6 +67,7 @@ class Home:
 
     def start(self, settings: Mapping[str, str] | None = None) -> None:
         """Start the controller with these lines in config.toml, and wait until it answers."""
+        self.settings = dict(settings or {})
         lines = [f"{key} = {json.dumps(value)}\n" for key, value in (settings or {}).items()]
         (self.path / "config.toml").write_text("".join(lines))
         log = open(self.path / "controller.log", "ab")  # noqa: SIM115  # the child keeps it
@@ -91,15 +93,16 @@ class Home:
 
     def stop(self) -> None:
         """End the controller; its VMMs live on."""
-        if self.controller is None:
+        controller, self.controller = self.controller, None
+        if controller is None:
             return
-        self.controller.terminate()
+        controller.terminate()
         try:
-            self.controller.wait(20 * self.scale)
-        except subprocess.TimeoutExpired:
-            self.controller.kill()
-            self.controller.wait()
-        self.controller = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                controller.wait(20 * self.scale)
+        finally:
+            controller.kill()
+            controller.wait()
 
     def log(self) -> str:
         """The last lines the controller wrote."""
@@ -199,6 +202,9 @@ class Home:
     def close(self) -> list[str]:
         """Delete everything; what the product itself left behind on the host, in words."""
         left: list[str] = []
+        if self.names and self.controller is None:  # interrupted between two controllers
+            with contextlib.suppress(BoxError, OSError):
+                self.start(self.settings)
         if self.names and self.controller is not None and self.controller.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.controller.pid, signal.SIGCONT)

@@ -10,13 +10,13 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 HEADER = struct.Struct(">BBHII")
 MAGIC, END = 0xB0C5, b"\x5a"
 PAYLOAD_MAX = 32755
-HELLO, REQUEST, STDIN, KILL = 0x01, 0x02, 0x04, 0x07
-HELLO_ACK, REPLY, STDOUT, EXIT = 0x81, 0x83, 0x84, 0x87
+HELLO, REQUEST, CREDIT = 0x01, 0x02, 0x06
+HELLO_ACK, REPLY, STDOUT, STDERR, EXIT = 0x81, 0x83, 0x84, 0x85, 0x87
 EXEC = 2
 CAPABILITIES = "exec read write resize clock reseed rotate ping shutdown stats mount network"
 
@@ -45,6 +45,8 @@ class Speaker:
             **(facts or {}),
         }
         self._received = b""
+        self.on_credit: Callable[[int, int, int], None] = lambda *_: None
+        """Told (stream, channel, bytes) when the host grants room for output."""
 
     def greet(self) -> None:
         """Read the host's hello and answer it."""
@@ -86,6 +88,8 @@ class Speaker:
             kind, stream, payload = self.frame()
             if kind == REQUEST:
                 return payload[0], stream, payload[5:]
+            if kind == CREDIT and len(payload) == 5:
+                self.on_credit(stream, payload[0], int.from_bytes(payload[1:], "big"))
 
     def serve(self, seconds: float) -> None:
         """Greet, and answer every question as if it had been done; until the end, or so long."""
@@ -106,17 +110,3 @@ class Speaker:
             echo = body if kind == 1 else b""
             self.connection.sendall(frame(REPLY, stream, b"\0" + echo))
         return kind, stream, body
-
-    def ended(self, seconds: float) -> bool:
-        """Whether the host has closed the channel, within so many seconds."""
-        deadline = time.monotonic() + seconds
-        self.connection.settimeout(0.2)
-        while time.monotonic() < deadline:
-            try:
-                if not self.connection.recv(1 << 16):
-                    return True
-            except TimeoutError:
-                continue
-            except OSError:
-                return True
-        return False
