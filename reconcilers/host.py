@@ -135,7 +135,12 @@ class Host:
         return uid
 
     def adopt_claim(self, sandbox: str, uid: int) -> None:
-        """Enter a claim that a record or a live VMM proves (blocking). Raises Conflict."""
+        """Enter a claim that a record or a live VMM proves (blocking). Raises Conflict.
+
+        A VMM that ran as a standard one proves none: what all those share is no sandbox's own.
+        """
+        if uid == self.standard_uid():
+            return
         self.identities.adopt(self.layout.instance, sandbox, uid)
         self._claims[sandbox] = uid
 

@@ -199,3 +199,16 @@ def test_out_of_memory_on_the_host_is_named(oak: Home) -> None:
     until(lambda: "memory limit" in events.read_text(), 40, "the event names it")
     until(lambda: oak.pid("oak") != pid, READY, "another VMM")
     oak.ready("oak")
+
+
+def test_a_sandbox_that_becomes_strict_gets_an_identity_of_its_own(home: Home) -> None:
+    home.put("oak", f"{TINY}isolation: standard\n")
+    home.ready("oak")
+    former, shared = home.pid("oak"), os.stat(f"/proc/{home.pid('oak')}").st_uid
+    home.run("oak", "sh", "-c", "echo kept > /data/note")  # still in the guest's page cache
+    home.put("oak", TINY)
+    until(lambda: home.pid("oak") not in (0, former), 30, "another VMM runs")
+    home.ready("oak")
+    assert os.stat(f"/proc/{home.pid('oak')}").st_uid not in (shared, 0)
+    assert home.run("oak", "cat", "/data/note").stdout == b"kept\n"
+    assert home.drift("oak") == []

@@ -62,6 +62,13 @@ def test_a_scan_during_a_release_does_not_enter_the_claim_again(host: Host, regi
     assert registry.claimed(OURS) == {}
 
 
+def test_a_strict_sandbox_never_takes_over_what_standard_ones_share(host: Host) -> None:
+    shared = host.standard_uid()
+    host.adopt_claim("web", shared)  # its VMM still runs as before `isolation` was changed
+    assert host.claimed_uid("web", "strict") is None
+    assert host.claim("web") != shared
+
+
 def test_an_identity_that_another_home_was_given_meanwhile_is_not_shared(
     host: Host, registry: Slow, tmp_path: Path
 ) -> None:
