@@ -13,7 +13,7 @@ from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.prune import ERASE_DELAY_SECONDS
 from reconcilers.accel import Choice
-from reconcilers.host import Host, launch_key
+from reconcilers.host import Host, features_of, launch_key
 from reconcilers.plan import Desired
 from specs.boxfile import Accel, Boxfile, OnDelete, State
 from specs.ceiling import Ceiling
@@ -60,7 +60,9 @@ async def _choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
     problems = await asyncio.to_thread(host.problems, box)
     if problems:
         raise HostError("; ".join(problems))
-    choice = await host.choose_accel(box, await asyncio.to_thread(host.boot))
+    # With what this very guest needs: a kernel that lacks it is found before a VM is stopped.
+    boot = await asyncio.to_thread(host.boot, features_of(box))
+    choice = await host.choose_accel(box, boot)
     if choice.accel == "tcg" and not choice.refused:
         # Only now is it known that `accel: auto` means emulation here. A ceiling that cannot be
         # read may forbid it.

@@ -111,7 +111,8 @@ def _ready(entry: Entry, observed: Observed, blocked: Blocked | None) -> Answer:
         by_policy = any(each.by_policy for each in entry.refused_mounts)
         reason = Reason.RefusedByPolicy if by_policy else Reason.MountRefused
         return Status.false, reason, "; ".join(map(str, entry.refused_mounts))
-    if observed.guest is not None and not observed.faults and _thawed(observed):
+    replacing = isinstance(observed.vmm, Vmm) and observed.vmm.outdated
+    if observed.guest is not None and not (observed.faults or replacing) and _thawed(observed):
         return Status.true, Reason.GuestReady, ""
     if blocked is not None:
         return Status.false, blocked.reason, blocked.message
@@ -119,7 +120,7 @@ def _ready(entry: Entry, observed: Observed, blocked: Blocked | None) -> Answer:
         return Status.false, Reason.VmmExited, f"the VMM ended ({entry.exited}); restart: never"
     if entry.failure is not None:
         return Status.false, _failure_reason(entry), entry.failure.message
-    return Status.false, Reason.Starting, ""
+    return Status.false, Reason.Starting, "a changed Boxfile replaces its VM" if replacing else ""
 
 
 def _thawed(observed: Observed) -> bool:

@@ -23,6 +23,7 @@ from controller.store import Store
 from reconcilers import guest, proofs
 from reconcilers.facts import Unknown
 from reconcilers.host import Host
+from reconcilers.launched import as_launched
 from reconcilers.live import Live
 from reconcilers.observe import (
     PING_TIMEOUT,
@@ -154,8 +155,9 @@ class Operations:
     async def verify(self, name: str) -> Sequence[Reading]:
         """Every proof that can be made now, also of a VM whose guest is silent."""
         entry, live = self._running(name)
-        box, record = entry.record.spec, live.record
-        assert box is not None
+        spec, record = entry.record.spec, live.record
+        assert spec is not None
+        box = as_launched(spec, record.settings)
         uid = self._host.claimed_uid(name, str(box.isolation))
         size = disk_bytes(self._layout, name)
         want = wanted_confinement(self._host, box, record, uid, size)

@@ -51,7 +51,8 @@ class Disk:
 @dataclass(frozen=True)
 class Vmm:
     """A live VMM that our own launch record describes; `key` names the launch settings it was
-    started with.
+    started with. `outdated`: its Boxfile has other ones by now. Its readings are then those of what
+    it was started for.
     """
 
     pid: int
@@ -59,6 +60,7 @@ class Vmm:
     key: str
     frozen: bool
     readings: tuple[Reading, ...]
+    outdated: bool = False
 
 
 @dataclass(frozen=True)

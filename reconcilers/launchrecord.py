@@ -64,6 +64,7 @@ class LaunchRecord:
     started: str
     argv: tuple[str, ...]
     data_bytes: int
+    settings: str = ""  # of its Boxfile, as in launched.py
     pid: int = 0
     start_time: int = 0
     exe: tuple[int, int] = (0, 0)
@@ -118,6 +119,8 @@ def _parse(data: dict[str, Any]) -> LaunchRecord:
     for field in ("uid", "gid", "pid", "start_time", "data_bytes"):
         if not isinstance(getattr(record, field), int):
             raise TypeError(field)
+    if not isinstance(record.settings, str):
+        raise TypeError("settings")
     bytes.fromhex(record.token)
     return record
 

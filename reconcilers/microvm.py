@@ -33,6 +33,7 @@ from reconcilers.confinement.sharepolicy import ROLE
 from reconcilers.confinement.start import LaunchRequest, launch
 from reconcilers.facts import Disk, Image
 from reconcilers.helpers import Serving, serve
+from reconcilers.launched import settings_of
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.mounts import Directory
@@ -101,6 +102,7 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
             started=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             argv=command.argv,
             data_bytes=os.fstat(descriptors[slots.DATA_FD]).st_size,
+            settings=settings_of(wanted.box),
         )
         beside: list[HelperRecord] = []
         try:

@@ -18,6 +18,7 @@ from reconcilers.confinement.seccomp import load_profile
 from reconcilers.confinement.sharepolicy import ROLE
 from reconcilers.facts import Disk, Guest, Image, Network, Observed, Unknown, Vmm
 from reconcilers.host import Host
+from reconcilers.launched import as_launched
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.live import Live
@@ -47,14 +48,18 @@ async def observe(
     record = launchrecord.read(host.layout.launch_record(name)) if runtime.exists() else None
     wants_vm = box is not None and box.state == "running"
     uid = host.claimed_uid(name, str(box.isolation) if box is not None else "strict")
+    launched = as_launched(box, record.settings) if box is not None and record is not None else box
     cgroup, inside = _cgroup(host, name)
     disk = _disk(host.layout.disks(name))
-    vmm = _vmm(host, name, box, record, uid, disk, directories)
+    vmm = _vmm(host, name, launched, record, disk, directories if launched is box else ())
     known = {vmm.pid} if isinstance(vmm, Vmm) else set[int]()
-    network = await read_network(host, name, box if wants_vm else None, next(iter(known), 0))
-    if isinstance(vmm, Vmm) and isinstance(network, Network):
-        # The rules are a wall around this VMM like any other.
-        vmm = replace(vmm, readings=(*vmm.readings, *network.readings))
+    bridged = launched is not None and launched.network == "bridge"
+    pid = vmm.pid if isinstance(vmm, Vmm) and bridged else 0
+    network = await read_network(host, name, box if wants_vm else None, pid)
+    if isinstance(vmm, Vmm):
+        # The rules of a network that it was started with are a wall around it like any other.
+        walls = network.readings if bridged and isinstance(network, Network) else ()
+        vmm = replace(vmm, readings=(*vmm.readings, *walls), outdated=launched is not box)
     if record is not None and known:
         known |= helpers.living(record)  # without their VMM they are strays
     # The list of marked processes is as old as the last scan: a PID in it may be another's by now.
@@ -127,7 +132,6 @@ def _vmm(
     name: str,
     box: Boxfile | None,
     record: LaunchRecord | None,
-    uid: int | None,
     disk: Disk | Unknown | None,
     directories: Sequence[Directory],
 ) -> Vmm | Unknown | None:
@@ -138,6 +142,7 @@ def _vmm(
         return None
     readings: tuple[Reading, ...] = ()
     if box is not None and box.state == "running":
+        uid = host.claimed_uid(name, str(box.isolation))
         try:
             readings = read_confinement(host, name, box, record, uid, _size(disk), directories)
         except (OSError, BoxError) as error:

@@ -13,6 +13,7 @@ from reconcilers.facts import MIB, Disk, Network, Observed, Vmm
 from reconcilers.steps import Step
 from specs.boxfile import Boxfile
 from specs.conditions import ConditionType, Reason
+from specs.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -174,15 +175,20 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
     connect = steps.ConnectGuest("guest", "answering", "not connected", consequence=True)
     if not isinstance(vmm, Vmm):
         return [launch, connect]
+    found: list[Step] = []
     stop = _replacement(vmm, desired, observed)
     if stop is not None:
+        network = _network(box, observed)
+        if box.network == "none" or _lacking(observed) is not None:
+            found = [stop, *network]
+        else:
+            # A host that cannot give it the network says so while the former VM still runs.
+            found = [*network, stop]
         return [
-            stop,
-            *_network(box, observed),
+            *found,
             steps.LaunchVmm("vmm", "running", "being replaced", consequence=True, key=key),
             connect,
         ]
-    found: list[Step] = []
     mendable = tuple(reading for reading in observed.faults if reading.mend == "in place")
     if mendable:
         first = mendable[0]
@@ -235,17 +241,21 @@ def _on_one_line(told: str) -> str:
     return told.strip().replace("\n", " ") or "nothing"
 
 
+def _lacking(observed: Observed) -> Reading | None:
+    """The first wall that the VMM lacks and no live process can be given."""
+    return next((each for each in observed.faults if each.mend != "in place"), None)
+
+
 def _replacement(vmm: Vmm, desired: Desired, observed: Observed) -> Step | None:
     """The stop that begins a replacement, or None when this VMM may go on."""
-    for fault in observed.faults:
-        if fault.mend != "in place":
-            # A VMM that lacks a wall is not asked to finish its work first; one whose directory
-            # was replaced lacks none.
-            name = f"{fault.layer}.{fault.item}"
-            unasked = vmm.key == desired.key  # else its Boxfile may have asked for another wall
-            graceful = name.startswith("mounts[") and fault.item == "host" and not vmm.frozen
-            return steps.StopVmm(name, fault.want, fault.got, unasked=unasked, graceful=graceful)
-    if vmm.key != desired.key:
+    if (fault := _lacking(observed)) is not None:
+        # A VMM that lacks a wall is not asked to finish its work first; one whose directory
+        # was replaced lacks none.
+        name = f"{fault.layer}.{fault.item}"
+        unasked = vmm.key == desired.key  # else its Boxfile may have asked for another wall
+        graceful = name.startswith("mounts[") and fault.item == "host" and not vmm.frozen
+        return steps.StopVmm(name, fault.want, fault.got, unasked=unasked, graceful=graceful)
+    if vmm.key != desired.key or vmm.outdated:
         wanted, seen = desired.key[:12], vmm.key[:12]
         return steps.StopVmm("vmm.settings", wanted, seen, graceful=not vmm.frozen)
     if desired.give_up_guest and observed.guest is None and not (vmm.frozen or observed.paused):

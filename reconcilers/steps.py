@@ -85,6 +85,8 @@ class RaiseNetwork(Step):
         return "set up its network, rules first"
 
     def undo(self) -> Step | None:
+        if self.field != "network":
+            return None  # it was there before, and a VM may be in it
         return RemoveNetwork("network", "absent", "set up in this pass")
 
 

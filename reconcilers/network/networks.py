@@ -31,7 +31,7 @@ from reconcilers.network.surroundings import Surroundings
 from reconcilers.network.wanted import MIDDLE_TABLE, Wanted, host_table
 from specs.boxfile import Boxfile
 from specs.config import Config
-from specs.egress import egress_of
+from specs.egress import Egress, egress_of
 from specs.errors import BoxError, HostError
 from specs.names import HostNames, is_interface_of
 from specs.reading import Mend, Reading
@@ -88,9 +88,7 @@ class Networks:
             self._rules(wanted.middle_space, rules.middle_table(wanted), dropped),
             self._rules("", rules.host_table(wanted), dropped),
         ]
-        problem, fix = around.problem(wanted.egress)
-        if not tables.installed():
-            problem, fix = "nft is not installed", "apt-get install nftables"
+        problem, fix = _problem(around, wanted.egress)
         return Network(
             present,
             tuple(readings),
@@ -146,11 +144,9 @@ class Networks:
 
     def raise_up(self, names: HostNames, box: Boxfile) -> None:
         """Make everything as wanted: rules first, links last. Raises HostError, CommandError."""
-        if not tables.installed():
-            raise HostError("nft is not installed", fix="apt-get install nftables")
         with readlinks.worded("set up"):
             around = surroundings.look(self._resolver)
-            problem, fix = around.problem(egress_of(box.egress))
+            problem, fix = _problem(around, egress_of(box.egress))
             if problem:
                 raise HostError(problem, fix=fix)
             with slots.locked():
@@ -244,6 +240,15 @@ def _strays(instance: str, known: Iterable[str]) -> dict[str, Callable[[], None]
     for name in filter(stray, links.rule_devices()):
         found[f"rules of {name}"] = partial(links.remove_rules, name)
     return found | {name: partial(spaces.remove, name) for name in found_spaces}
+
+
+def _problem(around: Surroundings, egress: Egress) -> tuple[str, str]:
+    """What stands against a bridged sandbox here, and its fix; two empty texts when nothing."""
+    if not tables.installed():
+        return "nft is not installed", "apt-get install nftables"
+    if why := taps.unavailable():
+        return f"{taps.DEVICE} cannot be opened: {why}", taps.FIX
+    return around.problem(egress)
 
 
 def _wanted(names: HostNames, box: Boxfile, around: Surroundings, slot: int) -> Wanted:

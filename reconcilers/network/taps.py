@@ -14,7 +14,7 @@ from reconcilers.network import links
 from specs.errors import HostError
 from specs.names import HostNames
 
-_DEVICE = "/dev/net/tun"
+DEVICE, FIX = "/dev/net/tun", "modprobe tun"
 # include/uapi/linux/if_tun.h
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x0002, 0x1000, 0x4000, 0x8000
@@ -25,15 +25,26 @@ def devices(names: HostNames) -> tuple[str, ...]:
     return tuple(sorted(names.interface(kind) for kind in ("b", "i", "t")))
 
 
+def unavailable() -> str:
+    """Why no tap can be made on this host; empty when one can. Opening alone makes none."""
+    try:
+        os.close(_open())
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _open() -> int:
+    return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
 def open_tap(names: HostNames) -> int:
     """A new tap on the sandbox's bridge, up; the descriptor is the caller's. Raises HostError."""
     name = names.interface("t")
     try:
-        descriptor = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = _open()
     except OSError as error:
-        raise HostError(
-            f"{_DEVICE} cannot be opened: {error.strerror}", fix="modprobe tun"
-        ) from error
+        raise HostError(f"{DEVICE} cannot be opened: {error.strerror}", fix=FIX) from error
     try:
         flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | _IFF_TUN_EXCL
         # struct ifreq: the name, then a union that is 24 bytes long

@@ -184,6 +184,34 @@ def test_a_host_that_does_not_forward_is_told_how_and_left_alone(home: NetHome) 
     home.ready("oak", 120)
 
 
+def test_a_network_the_host_cannot_give_stops_no_running_vm(home: NetHome) -> None:
+    lab, none = home.lab, BOXFILE.replace("network: bridge\n", "")
+    home.put("oak", none)
+    home.ready("oak")
+    pid = home.pid("oak")
+    home.run("oak", "sh", "-c", "echo kept > /data/note")  # in the guest's page cache
+    lab.run(lab.host, "sysctl", "-qw", "net.ipv4.ip_forward=0")
+    home.put("oak", BOXFILE.replace("ram_mib: 192", "ram_mib: 208"))
+    until(lambda: "ip_forward is 0" in home.message("oak", "Ready"), 30, "Ready says why")
+    assert home.condition("oak", "Ready")[0] == "False"
+    assert home.condition("oak", "Confined")[0] == "True", home.message("oak", "Confined")
+    home.passes(2)
+    assert home.pid("oak") == pid and home.run("oak", "cat", "/data/note").stdout == b"kept\n"
+    assert home.spaces() == [] and home.host_shows() == [] and home.drift("oak") == []
+    home.put("oak", none)  # thought better of it
+    home.ready("oak", 30)
+    assert home.pid("oak") == pid
+    home.put("oak", BOXFILE)
+    until(lambda: "ip_forward is 0" in home.message("oak", "Ready"), 30, "Ready says why")
+    lab.run(lab.host, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    home.look_again()
+    home.ready("oak", 120)
+    assert home.pid("oak") != pid
+    assert home.run("oak", "sh", "-c", "ls /sys/class/net").stdout == b"eth0\nlo\n"
+    # It was asked to end, not killed: what was only in its memory is on its disk.
+    assert home.run("oak", "cat", "/data/note").stdout == b"kept\n"
+
+
 def test_an_ipv6_entry_on_a_host_without_ipv6_forwarding_is_refused(home: NetHome) -> None:
     """N4: it works or is refused, never ignored."""
     lab = home.lab

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reconcilers import steps
 from reconcilers.facts import MIB, Disk, Guest, Image, Observed, Unknown, Vmm
+from reconcilers.facts import Network as FactsOfNetwork
 from reconcilers.plan import Desired, plan
 from specs.boxfile import Boxfile, Data, Restart, State
 from specs.conditions import Reason
@@ -93,6 +94,31 @@ def test_changed_settings_replace_the_vmm_gracefully() -> None:
     planned = plan(Desired(BOX, "other"), CONVERGED).steps
     assert isinstance(planned[0], steps.StopVmm)
     assert planned[0].graceful
+
+
+BRIDGED = replace(WANT, box=BOX.model_copy(update={"network": "bridge"}), key="other")
+NO_NETWORK = FactsOfNetwork(
+    readings=(Reading("network", "network", "network", "nothing", False, "", "live", "in place"),)
+)
+
+
+def test_a_network_is_made_before_the_vm_that_lacks_it_is_stopped() -> None:
+    """When the host cannot give it, making it fails, and the former VM runs on."""
+    observed = replace(CONVERGED, vmm=replace(VMM, outdated=True), network=NO_NETWORK)
+    planned = plan(BRIDGED, observed).steps
+    names = [type(step).__name__ for step in planned]
+    assert names == ["RaiseNetwork", "StopVmm", "LaunchVmm", "ConnectGuest"]
+    assert isinstance(planned[1], steps.StopVmm) and planned[1].graceful
+
+
+def test_a_vm_without_a_wall_waits_for_no_network() -> None:
+    vmm = replace(VMM, outdated=True, readings=(reading("replace"),))
+    observed = replace(CONVERGED, vmm=vmm, network=NO_NETWORK)
+    assert kinds(BRIDGED, observed)[:2] == ["StopVmm", "RaiseNetwork"]
+
+
+def test_a_record_whose_settings_are_not_those_of_its_key_is_not_believed() -> None:
+    assert kinds(WANT, replace(CONVERGED, vmm=replace(VMM, outdated=True)))[0] == "StopVmm"
 
 
 def test_a_frozen_vmm_is_thawed() -> None:

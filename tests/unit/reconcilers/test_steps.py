@@ -23,7 +23,7 @@ def test_every_step_describes_itself() -> None:
 
 
 def test_what_is_undone_removes_what_was_made() -> None:
-    undone = {k.__name__: k("f", "d", "o").undo() for k in every_step()}
+    undone = {k.__name__: k("network", "d", "o").undo() for k in every_step()}
     pairs = {name: type(step).__name__ for name, step in undone.items() if step is not None}
     assert pairs == {
         "ClaimIdentity": "ReleaseIdentity",
@@ -32,3 +32,7 @@ def test_what_is_undone_removes_what_was_made() -> None:
         "LaunchVmm": "StopVmm",
         "RaiseNetwork": "RemoveNetwork",
     }
+
+
+def test_a_network_that_was_mended_stays_when_a_later_step_fails() -> None:
+    assert steps.RaiseNetwork("network.rules", "as wanted", "flushed").undo() is None
