@@ -14,7 +14,6 @@ CONTAINER = "mount them read-write, or leave the container that limits them"
 EMULATE = "use a host with KVM, or write accel: tcg for emulation (for trying and testing)"
 # the last words of a kernel that was given no root file system: it has booted
 _BOOTED = "Unable to mount root fs"
-_BOOT_SECONDS = 10.0
 
 
 def cgroups(name: str, about: Subject) -> Result:
@@ -68,7 +67,8 @@ def _boot(name: str, about: Subject) -> Result:
     argv += ["-M", "microvm,isa-serial=on", "-accel", "kvm", "-cpu", "host", "-m", "256"]
     argv += ["-kernel", str(kernel.image), "-append", "console=ttyS0 panic=-1 reboot=t"]
     try:
-        said = run([*argv, "-serial", "stdio"], timeout=_BOOT_SECONDS)
+        # as long as the controller itself would wait
+        said = run([*argv, "-serial", "stdio"], timeout=float(about.config.kvm_probe_seconds))
     except CommandError as problem:
         said = problem.last_lines
     if _BOOTED in said:

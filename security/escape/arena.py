@@ -94,11 +94,15 @@ class Arena:
         return pid
 
     def helpers(self, name: str) -> list[int]:
-        """Processes in the sandbox's control group besides its VMM (virtiofsd, passt)."""
+        """Processes in the sandbox's control group besides its VMM (virtiofsd, passt).
+
+        KVM puts a thread of the kernel's own there for each machine: no program runs in it.
+        """
         pid = self.vmm(name)
         at = groups.folders(f"/proc/{pid}")
         folder = at.get("pids", at.get("v2"))
-        return [] if folder is None else [p for p in groups.members(folder) if p != pid]
+        found = [] if folder is None else groups.members(folder)
+        return [each for each in found if each != pid and not proc.is_of_the_kernel(each)]
 
     def confined(self) -> dict[str, int]:
         """Every process that faces a guest: "a", "b", "a virtiofsd 4711"."""

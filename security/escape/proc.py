@@ -13,6 +13,7 @@ from pathlib import Path
 CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 NAMESPACES = ("net", "pid", "mnt", "ipc", "uts", "cgroup")
 CHUNK = 1 << 20
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD of <linux/sched.h>, field "flags" of proc(5)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ def start_time(pid: int) -> int:
     """Clock ticks since boot; together with the PID it names one process."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     return int(text[text.rindex(")") + 2 :].split()[19])
+
+
+def is_of_the_kernel(pid: int) -> bool:
+    """A thread of the kernel: no process can give itself that flag."""
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return bool(int(text[text.rindex(")") + 2 :].split()[6]) & KERNEL_THREAD)
 
 
 def arguments(pid: int) -> list[str]:
