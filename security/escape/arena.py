@@ -6,7 +6,6 @@ so that a single check costs a single machine.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -53,6 +52,8 @@ class Arena:
         self.measured: dict[str, Any] = {}
         self.confinement: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
+        self.closing: list[Callable[[], list[str]]] = []
+        """What else is to be removed in the end; each says what the product left behind."""
 
     # -- sandboxes
 
@@ -151,6 +152,10 @@ class Arena:
 
     def close(self) -> list[str]:
         """Remove everything; what the product left behind, in words."""
-        with contextlib.suppress(BoxError, OSError):
-            return self.home.close()
-        return ["the clean-up itself failed"]
+        left: list[str] = []
+        for close in (*reversed(self.closing), self.home.close):
+            try:
+                left += close()
+            except (BoxError, OSError) as error:
+                left.append(f"the clean-up itself failed: {error}")
+        return left

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Home:
         self.files = folder / "boxfiles"
         self.scale = scale
         self.controller: subprocess.Popen[bytes] | None = None
+        self.entering: Callable[[], None] | None = None
+        """What the controller's process does before it becomes one: it may go elsewhere."""
         self.names: set[str] = set()
         self.settings: dict[str, str] = {}
         for made in (self.path, self.files):
@@ -81,6 +83,7 @@ class Home:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            preexec_fn=self.entering,
         )
         log.close()
         deadline = time.monotonic() + 30 * self.scale
@@ -123,14 +126,14 @@ class Home:
 
     # -- sandboxes
 
-    def declare(self, boxes: Mapping[str, str]) -> None:
-        """Apply these Boxfiles (name to YAML text) with one command."""
+    def declare(self, boxes: Mapping[str, str], *more: str) -> None:
+        """Apply these Boxfiles (name to YAML text) with one command, and `more` of its options."""
         folder = self.files / secrets.token_hex(4)
         folder.mkdir()
         for name, text in boxes.items():
             self.names.add(name)
             (folder / f"{name}.box.yaml").write_text(text)
-        self.run("apply", "-f", str(folder))
+        self.run("apply", "-f", str(folder), *more)
         shutil.rmtree(folder)
 
     def wait(self, name: str, condition: str = "Ready", seconds: float = 90) -> None:

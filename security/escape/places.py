@@ -51,7 +51,8 @@ class Child:
 
 
 def start(place: str, vmm: int, task: Callable[[Say], None]) -> Child:
-    """Run `task` in a child: "host" (as we are), "user" or "namespaces" of the process `vmm`."""
+    """Run `task` in a child: "host" (as we are), "user" or "namespaces" of the process `vmm`, or
+    "network": as root in its network namespace, more than any of its processes could ever be."""
     sys.stdout.flush()
     receive, send = os.pipe()
     parent = os.getpid()
@@ -72,7 +73,9 @@ def _work(place: str, vmm: int, task: Callable[[Say], None], send: int, parent: 
             signal.signal(number, signal.SIG_DFL)
         _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: it never outlives us
         if os.getppid() == parent:
-            if place != "host":
+            if place == "network":
+                _enter(os.open(f"/proc/{vmm}/ns/net", os.O_RDONLY))
+            elif place != "host":
                 _take_place(vmm, inside=place == "namespaces")
             task(say)
             status = 0

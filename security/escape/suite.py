@@ -19,7 +19,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from . import between, channel, inside, jail, lies, load, outside  # noqa: F401  # they register their checks
+from . import (  # noqa: F401  # they register their checks
+    between,
+    channel,
+    inside,
+    jail,
+    lies,
+    load,
+    network,
+    outside,
+)
 from .arena import Arena
 from .home import BoxError, Home
 from .programs import COMMAND, NO_COMPILER, compile_all
