@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from controller.inventory import Inventory
 from reconcilers import mounts
+from reconcilers.confinement import ordinary
 from reconcilers.host import Host
 from reconcilers.mounts import Directory, Refused, Rules, Writable
 from specs.boxfile import Boxfile
@@ -23,9 +24,10 @@ def rules_for(host: Host, inventory: Inventory, name: str) -> Rules:
     if not isinstance(ceiling, Ceiling):
         raise HostError(f"policy.toml cannot be read: {ceiling}")
     return Rules(
-        forbidden=mounts.forbidden_places(host.layout, host.config),
+        forbidden=mounts.forbidden_places(host.layout, host.config, host.identities.folder),
         writable=_written_by_others(inventory, name),
         prefixes=ceiling.mount_prefixes,
+        ordinary=ordinary.current() is not None,
     )
 
 

@@ -73,7 +73,7 @@ def _guest(entry: Entry, observed: Observed) -> dict[str, Any]:
 
 
 def _mounts(entry: Entry) -> tuple[dict[str, Any], ...]:
-    """Each mount with the directory its host path leads to now, and the owner it shows as root."""
+    """Each mount with the directory its host path leads to now, and the owner of that."""
     return tuple(
         {
             "host": each.mount.host,
@@ -81,6 +81,7 @@ def _mounts(entry: Entry) -> tuple[dict[str, Any], ...]:
             "guest": each.mount.guest,
             "mode": str(each.mount.mode),
             "owner": f"{each.owner[0]}:{each.owner[1]}",
+            "sees": each.sees,
         }
         for each in entry.directories
     )

@@ -42,18 +42,6 @@ class Serving:
     errors_end: int
 
 
-def confinement_of(vmm: Confinement, program: Program, shared: Shared) -> Confinement:
-    """The jail of a helper beside this VMM: its identity, its group, a directory as its root."""
-    return share_confinement(
-        uid=vmm.uid,
-        gid=vmm.gid,
-        isolation=vmm.isolation,
-        limits=vmm.limits,
-        program=program,
-        shared=shared,
-    )
-
-
 async def serve(
     wanted: Serving,
     directory: Directory,
@@ -74,11 +62,12 @@ async def serve(
     path = wanted.layout.mount_socket(wanted.names.sandbox, directory.index)
     listener = opened.enter_context(sockets.listen(path))
     try:
+        want = share_confinement(wanted.vmm, wanted.program, shared)
         launched = await launch(
             LaunchRequest(
                 names=wanted.names,
-                confinement=confinement_of(wanted.vmm, wanted.program, shared),
-                argv=found.command(),
+                confinement=want,
+                argv=found.command(want.capabilities),
                 descriptors={virtiofsd.SOCKET_FD: listener.fileno()},
                 stderr_fd=wanted.errors_end,
                 share_fd=descriptor,
@@ -162,7 +151,7 @@ def _of_one(
 ) -> Iterator[Reading]:
     source = f"/proc/{helper.pid}/stat"
     shared = Shared(*helper.directory, helper.writable, helper.owner)
-    want = confinement_of(vmm, program, shared)
+    want = share_confinement(vmm, program, shared)
     try:
         if procfs.alive(helper.pid, helper.start_time) is None:
             raise ProcessLookupError
@@ -185,7 +174,7 @@ def mend_one(
     """Put back what differs of one helper and can change in place. Raises HostError."""
     shared = Shared(*helper.directory, helper.writable, helper.owner)
     plain = tuple(replace(each, item=each.item.removeprefix(helper.label)) for each in faults)
-    mend(helper.pid, confinement_of(vmm, program, shared), names, plain)
+    mend(helper.pid, share_confinement(vmm, program, shared), names, plain)
 
 
 def _named(path: str, identity: tuple[int, int]) -> str:

@@ -25,6 +25,7 @@ class Opened:
     """`descriptor` (O_PATH) is open as long as the context it came from. `path` has no link in it.
 
     `visited`: every directory that a name was looked up in on the way, through links too.
+    `closed`: the path of the first of them that only its owner and its group may search.
     """
 
     descriptor: int
@@ -33,6 +34,8 @@ class Opened:
     uid: int
     gid: int
     visited: frozenset[Identity]
+    closed: str = ""
+    mode: int = 0
 
 
 @contextmanager
@@ -51,6 +54,8 @@ def opened_directory(path: str) -> Iterator[Opened]:
             uid=found.st_uid,
             gid=found.st_gid,
             visited=frozenset(walk.visited),
+            closed=walk.closed,
+            mode=found.st_mode,
         )
     finally:
         os.close(walk.descriptor)
@@ -83,13 +88,14 @@ class _Walk:
         self.descriptor = os.open("/", _FLAGS | os.O_DIRECTORY)
         self.names: list[str] = []
         self.visited: set[Identity] = set()
+        self.closed = ""
         self._links = 0
 
     def along(self, path: str) -> None:
         pending = _parts(path)
         while pending:
             name = pending.pop(0)
-            self.visited.add(_identity(self.descriptor))
+            self._look_up()
             if name == "..":
                 self._enter(os.open("..", _FLAGS | os.O_DIRECTORY, dir_fd=self.descriptor))
                 del self.names[-1:]
@@ -110,6 +116,12 @@ class _Walk:
                 self._enter(os.open("/", _FLAGS | os.O_DIRECTORY))
                 self.names.clear()
             pending = _parts(target) + pending
+
+    def _look_up(self) -> None:
+        found = os.fstat(self.descriptor)
+        self.visited.add((found.st_dev, found.st_ino))
+        if not self.closed and not found.st_mode & stat.S_IXOTH:
+            self.closed = "/" + "/".join(self.names)
 
     def _enter(self, descriptor: int) -> None:
         os.close(self.descriptor)

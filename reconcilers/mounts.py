@@ -11,7 +11,9 @@ import pwd
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from reconcilers import usermounts
 from reconcilers.hostpath import Identity, Opened, ancestors, opened_directory
 from reconcilers.layout import Layout
 from specs.boxfile import Boxfile, Mount, MountMode
@@ -25,13 +27,16 @@ _KERNEL_FILES = ("/proc", "/sys", "/dev")
 
 @dataclass(frozen=True)
 class Directory:
-    """One mount, resolved: `path` has no link in it, `owner` is (user, group) on the host."""
+    """One mount, resolved: `path` has no link in it, `owner` is (user, group) on the host. `sees`
+    says in words which files below it the helper may open.
+    """
 
     index: int
     mount: Mount
     path: str
     identity: Identity
     owner: tuple[int, int]
+    sees: str
 
     @property
     def writable(self) -> bool:
@@ -70,15 +75,22 @@ class Writable:
 @dataclass(frozen=True)
 class Rules:
     """What may not be shared: (what it is, its path) each, the directories that guests of other
-    sandboxes can write, and the only directories below which anything may be shared (None: any)."""
+    sandboxes can write, and the only directories below which anything may be shared (None: any).
+
+    `ordinary`: the helpers are started by a user who is not root.
+    """
 
     forbidden: tuple[tuple[str, str], ...]
     writable: tuple[Writable, ...] = ()
     prefixes: tuple[str, ...] | None = None
+    ordinary: bool = False
 
 
-def forbidden_places(layout: Layout, config: Config) -> tuple[tuple[str, str], ...]:
-    """What no guest may see, whoever asks for it; a path that is not there yet counts as well."""
+def forbidden_places(layout: Layout, config: Config, claims: Path) -> tuple[tuple[str, str], ...]:
+    """What no guest may see, whoever asks for it; a path that is not there yet counts as well.
+
+    `claims` is the folder of the registry of identities.
+    """
     found = [(f"{path} of the host", path) for path in _KERNEL_FILES]
     found += [
         ("the home of box", str(layout.home)),
@@ -87,7 +99,9 @@ def forbidden_places(layout: Layout, config: Config) -> tuple[tuple[str, str], .
         ("the guest kernels", str(layout.kernels)),
         ("the guest kernels", _CACHE),
         ("the runtime directory", str(layout.runtime)),
+        ("the runtime directories", str(layout.runtime.parent)),
         ("the runtime directory", _RUNTIME),
+        ("the registry of identities", str(claims)),
     ]
     for named in (config.kernel, config.modules):
         if named is not None:
@@ -136,8 +150,7 @@ def _open_all(
     for index, mount in enumerate(box.mounts):
         try:
             at = opened.enter_context(opened_directory(expanded(mount.host)))
-            writable = (*rules.writable, *_own(box, index))
-            why = forbidden.judge(at, writable, asks_rw=mount.mode is MountMode.rw)
+            why = _why_not(at, box, index, rules, forbidden)
         except OSError as error:
             refused.append(Refused(index, mount.host, _in_words(error)))
             continue
@@ -145,9 +158,21 @@ def _open_all(
             shown = mount.host if mount.host == at.path else f"{mount.host} ({at.path})"
             refused.append(Refused(index, shown, why, by_policy=why.startswith("mount_prefixes")))
             continue
-        found.append(Directory(index, mount, at.path, at.identity, (at.uid, at.gid)))
+        owner = (at.uid, at.gid)
+        sees = usermounts.sees(box, owner, ordinary=rules.ordinary)
+        found.append(Directory(index, mount, at.path, at.identity, owner, sees))
         descriptors.append(at.descriptor)
     return tuple(found), tuple(refused), tuple(descriptors)
+
+
+def _why_not(at: Opened, box: Boxfile, index: int, rules: Rules, forbidden: _Forbidden) -> str:
+    asks_rw = box.mounts[index].mode is MountMode.rw
+    writable = (*rules.writable, *_own(box, index))
+    if why := forbidden.judge(at, writable, asks_rw=asks_rw):
+        return why
+    if asks_rw and os.fstatvfs(at.descriptor).f_flag & os.ST_RDONLY:
+        return "its file system is mounted read-only: use mode: ro"
+    return usermounts.lacking(at, box, asks_rw=asks_rw) if rules.ordinary else ""
 
 
 def _own(box: Boxfile, index: int) -> Iterator[Writable]:

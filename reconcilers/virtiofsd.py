@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reconcilers.confinement.policy import SHARED_PATH
-from reconcilers.confinement.sharepolicy import CAPABILITIES
 
 SOCKET_FD = 3
 RUST, C = Path("/usr/libexec/virtiofsd"), Path("/usr/lib/qemu/virtiofsd")
@@ -19,8 +18,6 @@ FIX = "apt-get install virtiofsd (Debian 13) or qemu-system-common (Debian 12)"
 
 # What either keeps for itself when it is not told otherwise, in its own spelling
 _DEFAULT = ("chown", "dac_override", "fowner", "fsetid", "setgid", "setuid", "mknod", "setfcap")
-_GIVEN_UP = tuple(name for name in _DEFAULT if f"CAP_{name.upper()}" not in CAPABILITIES)
-_MODCAPS = ":".join(f"-{name}" for name in _GIVEN_UP)
 
 
 @dataclass(frozen=True)
@@ -30,22 +27,25 @@ class Virtiofsd:
     binary: Path
     rust: bool
 
-    def command(self) -> tuple[str, ...]:
-        """Serves SHARED_PATH on the listening socket SOCKET_FD until the VMM closes its end.
+    def command(self, kept: frozenset[str]) -> tuple[str, ...]:
+        """Serves SHARED_PATH on the listening socket SOCKET_FD until the VMM closes its end, with
+        the capabilities `kept`.
 
         cache=none: the guest sees at once what the host writes, and holds no file open that it
         does not use. No extended attributes: file capabilities are among them.
         """
+        given_up = (name for name in _DEFAULT if f"CAP_{name.upper()}" not in kept)
+        modcaps = ":".join(f"-{name}" for name in given_up)
         start = (str(self.binary), f"--fd={SOCKET_FD}")
         if self.rust:
             return (
                 *start, f"--shared-dir={SHARED_PATH}", "--sandbox=chroot", "--cache=never",
-                "--inode-file-handles=never", f"--modcaps={_MODCAPS}", "--log-level=error",
+                "--inode-file-handles=never", f"--modcaps={modcaps}", "--log-level=error",
             )  # fmt: skip
         return (
             *start, "-f", "--rlimit-nofile=0", "-o", f"source={SHARED_PATH}",
             "-o", "sandbox=chroot", "-o", "cache=none", "-o", "no_xattr",
-            "-o", f"modcaps={_MODCAPS}", "-o", "log_level=err",
+            "-o", f"modcaps={modcaps}", "-o", "log_level=err",
         )  # fmt: skip
 
 

@@ -176,8 +176,8 @@ def _mounts(mounts: tuple[dict[str, Any], ...]) -> None:
     if not mounts:
         return
     _title("Mounts")
-    head = ["HOST", "LEADS TO", "GUEST", "MODE", "OWNER"]
-    keys = ("host", "path", "guest", "mode", "owner")
+    head = ["HOST", "LEADS TO", "GUEST", "MODE", "OWNER", "SEES"]
+    keys = ("host", "path", "guest", "mode", "owner", "sees")
     rows = [head, *([output.safe(one.get(key, "")) for key in keys] for one in mounts)]
     sizes = output.widths(rows)
     for row in rows:

@@ -47,9 +47,10 @@ class IdentityRegistry:
         folders = Path("/run/box"), Path("/var/lib/box")
         if ordinary.current() is not None:
             folders = ordinary.state_folder(), ordinary.state_folder()
-        self._file = ClaimsFile(
-            lock or folders[0] / "identities.lock", registry or folders[1] / "identities.toml"
-        )
+        path = registry or folders[1] / "identities.toml"
+        self._file = ClaimsFile(lock or folders[0] / "identities.lock", path)
+        self.folder = path.parent
+        """Where what is claimed is written down."""
 
     def claim(
         self,

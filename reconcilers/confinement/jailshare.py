@@ -26,18 +26,41 @@ _FILE_MAX = b"1048576\n"
 _REFUSED_BY_IDMAP = (errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP)
 
 
+def stand_in_share(document: Document) -> None:
+    """Makes the directory the working directory, which is how it comes along into the next mount
+    namespace: unshare(CLONE_NEWNS) leads it over to its copy there, and looks up no path.
+    """
+    if len(document.shares) > 1:
+        raise OSError(errno.E2BIG, "one shared directory is all that comes along")
+    for share in document.shares:
+        os.fchdir(share.descriptor)
+
+
 def clone_shares(document: Document) -> list[tuple[Share, int]]:
     """A detached mount of every shared directory, without what is mounted below it.
 
-    Before the mount namespace is left, as for the files of the root.
+    Before the mount namespace is left, as for the files of the root. An ordinary user has left it
+    already, because only the owner of a mount namespace may copy its mounts: he stands in the
+    directory.
     """
-    return [(share, _clone(share)) for share in document.shares]
+    if document.user_namespace != "first":
+        return [(share, _clone(share, share.descriptor)) for share in document.shares]
+    found = []
+    for share in document.shares:
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        meant, stood = os.fstat(share.descriptor), os.fstat(here)
+        if (meant.st_dev, meant.st_ino) != (stood.st_dev, stood.st_ino):
+            raise OSError(errno.ESTALE, "is not the directory that was opened", share.inside)
+        found.append((share, _clone(share, here)))
+        os.close(here)
+        os.chdir("/")
+    return found
 
 
-def _clone(share: Share) -> int:
-    if not stat.S_ISDIR(os.fstat(share.descriptor).st_mode):
+def _clone(share: Share, source: int) -> int:
+    if not stat.S_ISDIR(os.fstat(source).st_mode):
         raise OSError(errno.ENOTDIR, "not a directory", share.inside)
-    tree = syscalls.open_tree(share.descriptor)
+    tree = syscalls.open_tree(source)
     attributes = ATTRIBUTES | (0 if share.writable else syscalls.MOUNT_ATTR_RDONLY)
     if share.owner is None:
         syscalls.mount_setattr(tree, attributes)

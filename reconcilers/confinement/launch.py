@@ -49,6 +49,7 @@ class Launch:
         if self.document.user_namespace != "first":
             return
         self.sources = jailroot.paths_of(self.document)
+        jailshare.stand_in_share(self.document)
         jailroot.leave_user_namespace()
         self.say({"map": True})
         if os.read(self.document.go, 1) != b"m":

@@ -76,7 +76,8 @@ def compile_rules(name: str, rules: Sequence[Mapping[str, Any]]) -> Program:
     for rule in rules:
         action = pyseccomp.ALLOW
         if "answer" in rule:
-            action = pyseccomp.ERRNO(getattr(errno, rule["answer"]))
+            answer = rule["answer"]  # "0": as if it had succeeded and returned nothing
+            action = pyseccomp.ERRNO(0 if answer == "0" else getattr(errno, answer))
         arguments = [_argument(pyseccomp, each) for each in rule.get("args", ())]
         program.add_rule(action, rule["syscall"], *arguments)
     descriptor = os.memfd_create("seccomp", os.MFD_CLOEXEC)

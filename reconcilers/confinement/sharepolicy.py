@@ -1,15 +1,16 @@
-"""What the jail of a virtiofsd must be: the VMM's, and a user namespace that knows one identity.
+"""What the jail of a virtiofsd must be: the VMM's, and a user namespace in which it is root.
 
-Pure, as `policy`. Inside, that identity is root, as the guest takes it to be; on the host it is the
-sandbox's own, and nothing virtiofsd may do there counts for anybody else's files.
+Pure, as `policy`. Inside, the VMM's identity is root, as the guest takes it to be; on the host it
+is the sandbox's own, and nothing virtiofsd may do there counts for anybody else's files.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from reconcilers.confinement.policy import (
     UNLIMITED,
     Confinement,
-    Limits,
     Program,
     Shared,
     UserNamespace,
@@ -24,20 +25,23 @@ UNTIL_READY = frozenset({"CAP_SYS_CHROOT", "CAP_SETPCAP"})
 NOFILE = 16384
 
 
-def share_confinement(
-    *, uid: int, gid: int, isolation: str, limits: Limits, program: Program, shared: Shared
-) -> Confinement:
-    """The jail of one helper. `limits` are the VM's: it lives in the same cgroup.
+def share_confinement(vmm: Confinement, program: Program, shared: Shared) -> Confinement:
+    """The jail of one helper beside `vmm`, with its identity and its limits: it lives in the same
+    cgroup.
 
-    Raises ValueError for host identity 0.
+    Root builds it with rights of his own, and shows the owner's files as the helper's. An ordinary
+    user has no such mount: `shared.owner` does not count, and files are shown as they are. Raises
+    ValueError for host identity 0.
     """
-    if uid == 0 or gid == 0:
+    if vmm.uid == 0 or vmm.gid == 0:
         raise ValueError("a helper never runs with host identity 0")
+    maps, groups = _identities(vmm)
+    ordinary = vmm.user_namespace is not None
     return Confinement(
-        uid=uid,
-        gid=gid,
-        isolation=isolation,
-        limits=limits,
+        uid=vmm.uid,
+        gid=vmm.gid,
+        isolation=vmm.isolation,
+        limits=vmm.limits,
         rlimits=(
             ("core", 0, 0),
             ("fsize", UNLIMITED, UNLIMITED),  # a guest's file on the host may be of any size
@@ -48,10 +52,31 @@ def share_confinement(
             ("rtprio", 0, 0),
         ),
         seccomp=program,
+        groups=groups,
         role=ROLE,
-        capabilities=CAPABILITIES,
+        # With others in its namespace, it would override the modes of their files as well.
+        capabilities=CAPABILITIES if len(maps.uid_map) == 1 else frozenset(),
         until_ready=UNTIL_READY,
-        user_namespace=UserNamespace(((0, uid, 1),), ((0, gid, 1),), setgroups=False),
-        shared=shared,
+        user_namespace=maps,
+        shared=replace(shared, owner=None) if ordinary else shared,
         umask="0000",  # the guest's kernel has applied the umask of its process already
     )
+
+
+def _identities(vmm: Confinement) -> tuple[UserNamespace, tuple[int, ...]]:
+    """(what its namespace knows, its groups). Of an ordinary user, whom the VMM's knows as well,
+    and no more: the VMM's own identity comes first and is 0, the Rust virtiofsd demands that.
+    """
+    theirs = vmm.user_namespace
+    if theirs is None:
+        return UserNamespace(((0, vmm.uid, 1),), ((0, vmm.gid, 1),), setgroups=False), ()
+    maps = UserNamespace(
+        _first(theirs.uid_map, vmm.uid), _first(theirs.gid_map, vmm.gid), theirs.setgroups
+    )
+    return maps, () if theirs.setgroups else vmm.groups
+
+
+def _first(rows: tuple[tuple[int, int, int], ...], own: int) -> tuple[tuple[int, int, int], ...]:
+    """The same identities of the host, each one row, with `own` as 0 and the others after it."""
+    others = [outside for _, outside, _ in rows if outside != own]
+    return tuple((inside, outside, 1) for inside, outside in enumerate((own, *others)))

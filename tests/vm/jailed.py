@@ -64,14 +64,8 @@ def confinement(program: Program | None = None, *, disk_bytes: int = 64 * MIB) -
 def serving(share: Path, *, writable: bool = False, program: Program | None = None) -> Confinement:
     """The jail of a helper that serves this directory."""
     found = share.stat()
-    return share_confinement(
-        uid=UID,
-        gid=UID,
-        isolation="strict",
-        limits=limits_for(cpus=2, ram_mib=256, kvm=False),
-        program=program or load_profile("qemu", False),
-        shared=Shared(found.st_dev, found.st_ino, writable, (found.st_uid, found.st_gid)),
-    )
+    shared = Shared(found.st_dev, found.st_ino, writable, (found.st_uid, found.st_gid))
+    return share_confinement(confinement(), program or load_profile("qemu", False), shared)
 
 
 class Jail:

@@ -1,0 +1,101 @@
+"""What may not be shared, however it is named: judged on real directories, as this process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from reconcilers import mounts
+from reconcilers.mounts import Rules
+from reconcilers.usermounts import mounted_below
+from specs.boxfile import Boxfile
+
+NOTHING = Rules(forbidden=())
+
+
+def box(*hosts: Path | str, mode: str = "ro", isolation: str = "strict") -> Boxfile:
+    shared = [{"host": str(h), "guest": f"/m{n}", "mode": mode} for n, h in enumerate(hosts)]
+    return Boxfile.model_validate({"name": "oak", "mounts": shared, "isolation": isolation})
+
+
+def why(host: Path | str, rules: Rules = NOTHING, **settings: str) -> str:
+    found, refused = mounts.look(box(host, **settings), rules)
+    assert len(found) + len(refused) == 1
+    return refused[0].why if refused else ""
+
+
+def test_what_is_no_directory_is_refused_at_once_and_never_opened(tmp_path: Path) -> None:
+    fifo, plain, listening = (tmp_path / name for name in ("fifo", "plain", "socket"))
+    os.mkfifo(fifo)
+    plain.write_text("")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(listening))
+        for path in (fifo, plain, listening, Path("/dev/null")):
+            assert why(path) == os.strerror(errno.ENOTDIR) or "not a directory" in why(path)
+    assert why(plain / "below") == os.strerror(errno.ENOTDIR)
+
+
+def test_links_in_a_circle_and_endless_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert why(tmp_path / "a") == os.strerror(errno.ELOOP)
+    (tmp_path / "self").symlink_to("self/self/self/self")
+    assert why(tmp_path / "self") == os.strerror(errno.ELOOP)
+    assert why(tmp_path / ("n" * 300)) == os.strerror(errno.ENAMETOOLONG)
+    assert why(tmp_path / "gone") == "it does not exist"
+
+
+def test_read_only_file_system_cannot_be_shared_writable(tmp_path: Path) -> None:
+    """In a mount namespace of its own, so that the host sees nothing of it."""
+    script = (
+        "import sys; from pathlib import Path;"
+        "from tests.unit.reconcilers.test_shared_places import why;"
+        f"place = Path({str(tmp_path)!r});"
+        "print(repr(why(place)), repr(why(place, mode='rw')), sep=chr(10))"
+    )
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+        + ['mount -t tmpfs -o ro none "$1" && shift && exec "$@"', "sh", str(tmp_path)]
+        + [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    allowed, refused = done.stdout.splitlines()
+    assert allowed == "''"
+    assert "mounted read-only: use mode: ro" in refused
+
+
+# -- an ordinary user
+
+
+ORDINARY = Rules(forbidden=(), ordinary=True)
+
+
+def test_strict_sandbox_of_a_user_gets_what_others_may_read(tmp_path: Path) -> None:
+    place = Path("/usr/share")
+    assert why(place, ORDINARY) == ""
+    assert "read-only alone" in why(place, ORDINARY, mode="rw") or os.statvfs(place).f_flag & 1
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "inner").mkdir()
+    assert "others may not search" in why(closed / "inner", ORDINARY)
+    assert why(closed, ORDINARY, isolation="standard") == ""
+
+
+def test_way_through_a_link_counts_as_well(tmp_path: Path) -> None:
+    """pytest's own folder is 0700, what the link leads to is everybody's."""
+    link = tmp_path / "link"
+    link.symlink_to("/usr/share")
+    assert f"others may not search {tmp_path.parents[1]}" in why(link, ORDINARY)
+
+
+def test_mounts_below_are_found_under_their_real_names() -> None:
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    assert mounted_below("/") in {point for point in points if point != "/"}
+    assert mounted_below("/proc/self") == ""
