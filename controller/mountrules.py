@@ -11,6 +11,7 @@ from controller.inventory import Inventory
 from reconcilers import mounts
 from reconcilers.confinement import ordinary
 from reconcilers.host import Host
+from reconcilers.mountplaces import forbidden_places, program_places
 from reconcilers.mounts import Directory, Refused, Rules, Writable
 from specs.boxfile import Boxfile
 from specs.ceiling import Ceiling
@@ -24,7 +25,8 @@ def rules_for(host: Host, inventory: Inventory, name: str) -> Rules:
     if not isinstance(ceiling, Ceiling):
         raise HostError(f"policy.toml cannot be read: {ceiling}")
     return Rules(
-        forbidden=mounts.forbidden_places(host.layout, host.config, host.identities.folder),
+        forbidden=forbidden_places(host.layout, host.config, host.identities.folder),
+        unwritable=program_places(),
         writable=_written_by_others(inventory, name),
         prefixes=ceiling.mount_prefixes,
         ordinary=ordinary.current() is not None,
@@ -42,7 +44,8 @@ def _written_by_others(inventory: Inventory, name: str) -> tuple[Writable, ...]:
     found: list[Writable] = []
     mine = inventory.entries.get(name)
     claim = (mine.record.created if mine else "", name)
-    for other, entry in inventory.entries.items():
+    # a copy in one step: this runs in a thread, and the folder may change meanwhile
+    for other, entry in list(inventory.entries.items()):
         box = entry.record.spec
         if other != name and box is not None and box.mounts:
             first = (entry.record.created, other) < claim

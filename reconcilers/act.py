@@ -206,7 +206,7 @@ class Actor:
             tap = await self._open_tap(opened) if box.network == "bridge" else None
             shares: tuple[tuple[Directory, int], ...] = ()
             if box.mounts:
-                shares = opened.enter_context(mounts.held(box, self._mount_rules()))
+                shares = await mounts.entered(box, self._mount_rules, opened)
             record, errors = await microvm.start(
                 self._host.layout,
                 microvm.Start(

@@ -6,29 +6,29 @@ any other name it has. It starts nothing and must not open a directory for anyth
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import pwd
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from reconcilers import usermounts
 from reconcilers.hostpath import Identity, Opened, ancestors, opened_directory
-from reconcilers.layout import Layout
+from reconcilers.mountplaces import Place, Places, out_of_reach
 from specs.boxfile import Boxfile, Mount, MountMode
-from specs.config import Config
 from specs.errors import HostError
+from specs.text import visible
 
-_CACHE = "/var/cache/box"
-_RUNTIME = "/run/box"
-_KERNEL_FILES = ("/proc", "/sys", "/dev")
+PATH_SHOWN = 1000  # characters of a path in a report
+_OURS_TO_BLAME = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
 class Directory:
-    """One mount, resolved: `path` has no link in it, `owner` is (user, group) on the host. `sees`
-    says in words which files below it the helper may open.
+    """One mount, resolved: `path` has no link in it and is for showing alone, `owner` is (user,
+    group) on the host. `sees` says in words which files below it the helper may open.
     """
 
     index: int
@@ -74,39 +74,18 @@ class Writable:
 
 @dataclass(frozen=True)
 class Rules:
-    """What may not be shared: (what it is, its path) each, the directories that guests of other
-    sandboxes can write, and the only directories below which anything may be shared (None: any).
+    """What may not be shared, what may be but not to be written, the directories that guests of
+    other sandboxes can write, and the only directories below which anything may be shared (None:
+    any).
 
     `ordinary`: the helpers are started by a user who is not root.
     """
 
-    forbidden: tuple[tuple[str, str], ...]
+    forbidden: tuple[Place, ...]
+    unwritable: tuple[Place, ...] = ()
     writable: tuple[Writable, ...] = ()
     prefixes: tuple[str, ...] | None = None
     ordinary: bool = False
-
-
-def forbidden_places(layout: Layout, config: Config, claims: Path) -> tuple[tuple[str, str], ...]:
-    """What no guest may see, whoever asks for it; a path that is not there yet counts as well.
-
-    `claims` is the folder of the registry of identities.
-    """
-    found = [(f"{path} of the host", path) for path in _KERNEL_FILES]
-    found += [
-        ("the home of box", str(layout.home)),
-        ("the watched folder", os.path.realpath(layout.boxes)),
-        ("the policy", os.path.realpath(layout.policy)),
-        ("the guest kernels", str(layout.kernels)),
-        ("the guest kernels", _CACHE),
-        ("the runtime directory", str(layout.runtime)),
-        ("the runtime directories", str(layout.runtime.parent)),
-        ("the runtime directory", _RUNTIME),
-        ("the registry of identities", str(claims)),
-    ]
-    for named in (config.kernel, config.modules):
-        if named is not None:
-            found.append(("the guest kernel", os.path.realpath(os.path.expanduser(str(named)))))
-    return tuple(found)
 
 
 def writable_of(box: Boxfile, *, first: bool) -> tuple[Writable, ...]:
@@ -119,8 +98,10 @@ def _writable(mount: Mount, who: str, first: bool) -> Writable | None:
     try:
         with opened_directory(expanded(mount.host)) as found:
             return Writable(who, ancestors(found.descriptor), first)
-    except OSError:
-        return None
+    except OSError as error:
+        if out_of_reach(error):
+            return None
+        raise HostError(f"a directory that {who} may write cannot be looked at: {error}") from error
 
 
 def look(box: Boxfile, rules: Rules) -> tuple[tuple[Directory, ...], tuple[Refused, ...]]:
@@ -140,35 +121,61 @@ def held(box: Boxfile, rules: Rules) -> Iterator[tuple[tuple[Directory, int], ..
         yield tuple(zip(found, descriptors, strict=True))
 
 
+async def entered(
+    box: Boxfile, rules: Callable[[], Rules], opened: ExitStack
+) -> tuple[tuple[Directory, int], ...]:
+    """`held` for as long as `opened`, looked up in a thread: a host directory may be on a file
+    system that takes its time."""
+
+    def enter() -> tuple[tuple[Directory, int], ...]:
+        return opened.enter_context(held(box, rules()))
+
+    work = asyncio.ensure_future(asyncio.to_thread(enter))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})  # else it would open what nobody closes any more
+        raise
+
+
 def _open_all(
     box: Boxfile, rules: Rules, opened: ExitStack
 ) -> tuple[tuple[Directory, ...], tuple[Refused, ...], tuple[int, ...]]:
     found: list[Directory] = []
     refused: list[Refused] = []
     descriptors: list[int] = []
-    forbidden = _Forbidden(rules)
+    judge = _Judge(rules)
     for index, mount in enumerate(box.mounts):
         try:
             at = opened.enter_context(opened_directory(expanded(mount.host)))
-            why = _why_not(at, box, index, rules, forbidden)
+            why = _why_not(at, box, index, rules, judge)
         except OSError as error:
+            if error.errno in _OURS_TO_BLAME:  # which says nothing about the directory
+                raise
             refused.append(Refused(index, mount.host, _in_words(error)))
             continue
         if why:
-            shown = mount.host if mount.host == at.path else f"{mount.host} ({at.path})"
-            refused.append(Refused(index, shown, why, by_policy=why.startswith("mount_prefixes")))
+            refused.append(_refusal(index, mount, at.path, why))
             continue
         owner = (at.uid, at.gid)
         sees = usermounts.sees(box, owner, ordinary=rules.ordinary)
-        found.append(Directory(index, mount, at.path, at.identity, owner, sees))
+        path = visible(at.path, PATH_SHOWN)
+        found.append(Directory(index, mount, path, at.identity, owner, sees))
         descriptors.append(at.descriptor)
     return tuple(found), tuple(refused), tuple(descriptors)
 
 
-def _why_not(at: Opened, box: Boxfile, index: int, rules: Rules, forbidden: _Forbidden) -> str:
+def _refusal(index: int, mount: Mount, path: str, why: str) -> Refused:
+    """A link may lead through names that are no text, and control a terminal."""
+    shown = mount.host if mount.host == path else f"{mount.host} ({visible(path, PATH_SHOWN)})"
+    by_policy = why.startswith("mount_prefixes")
+    return Refused(index, shown, visible(why, 2 * PATH_SHOWN), by_policy=by_policy)
+
+
+def _why_not(at: Opened, box: Boxfile, index: int, rules: Rules, judge: _Judge) -> str:
     asks_rw = box.mounts[index].mode is MountMode.rw
     writable = (*rules.writable, *_own(box, index))
-    if why := forbidden.judge(at, writable, asks_rw=asks_rw):
+    if why := judge.why_not(at, writable, asks_rw=asks_rw):
         return why
     if asks_rw and os.fstatvfs(at.descriptor).f_flag & os.ST_RDONLY:
         return "its file system is mounted read-only: use mode: ro"
@@ -191,44 +198,26 @@ def expanded(host: str) -> str:
     return host
 
 
-class _Forbidden:
-    """The identities of what may not be shared and of everything above it, looked up once."""
+class _Judge:
+    """What the rules mean on this host now, looked up once for all mounts of a sandbox."""
 
     def __init__(self, rules: Rules) -> None:
-        self._within: dict[Identity, str] = {}
-        self._above: dict[Identity, str] = {}
         self._root = _lookup("/")
-        for what, path in rules.forbidden:
-            self._add(what, path)
+        self._forbidden = Places(rules.forbidden)
+        self._unwritable = Places(rules.unwritable)
         self._prefixes: set[Identity] | None = None
         if rules.prefixes is not None:
             self._prefixes = {one for each in rules.prefixes if (one := _lookup(each)) is not None}
 
-    def _add(self, what: str, path: str) -> None:
-        """A path that is not there: whatever will hold it counts."""
-        there = path
-        while not os.path.isdir(there):
-            there = os.path.dirname(there)
-        try:
-            with opened_directory(there) as found:
-                chain = ancestors(found.descriptor)
-        except OSError:
-            return
-        if there == path:
-            self._within.setdefault(chain[0], what)
-        for identity in chain:
-            self._above.setdefault(identity, what)
-
-    def judge(self, at: Opened, writable: tuple[Writable, ...], *, asks_rw: bool) -> str:
+    def why_not(self, at: Opened, writable: tuple[Writable, ...], *, asks_rw: bool) -> str:
         """Why the directory may not be shared; empty when it may."""
         chain = ancestors(at.descriptor)
         if at.identity == self._root:
             return "the whole host is never shared"
-        for identity in chain:
-            if (what := self._within.get(identity)) is not None:
-                return f"it is, or lies in, {what}"
-        if (what := self._above.get(at.identity)) is not None:
-            return f"it holds {what}"
+        if why := self._forbidden.why_not(chain):
+            return why
+        if asks_rw and (why := self._unwritable.why_not(chain)):
+            return f"{why}, which a guest must not write"
         for other in writable:
             if why := _through(other, at, chain, asks_rw=asks_rw):
                 return why

@@ -6,6 +6,7 @@ those below it; the kernel lets nobody else do either. It must not open anything
 
 from __future__ import annotations
 
+import os
 import stat
 
 from reconcilers.confinement import procfile
@@ -58,7 +59,7 @@ def mounted_below(path: str) -> str:
     `path` has no link in it. Those that another one hides count: the kernel counts them, too.
     """
     prefix = path.rstrip("/") + "/"
-    for line in procfile.read("/proc/self/mountinfo").decode("utf-8", "replace").splitlines():
+    for line in os.fsdecode(procfile.read("/proc/self/mountinfo")).split("\n")[:-1]:
         point = _plain(line.split(" ")[4])
         if point.startswith(prefix):
             return point

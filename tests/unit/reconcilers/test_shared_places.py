@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from reconcilers import mounts
+from reconcilers.mountplaces import program_places
 from reconcilers.mounts import Rules
 from reconcilers.usermounts import mounted_below
 from specs.boxfile import Boxfile
+from specs.errors import HostError
 
 NOTHING = Rules(forbidden=())
 
@@ -69,6 +74,76 @@ def test_read_only_file_system_cannot_be_shared_writable(tmp_path: Path) -> None
     allowed, refused = done.stdout.splitlines()
     assert allowed == "''"
     assert "mounted read-only: use mode: ro" in refused
+
+
+def test_places_count_under_every_name_and_before_they_exist(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(home)
+    rules = Rules(forbidden=(("the home", str(home)), ("a place to come", f"{tmp_path}/new/one")))
+    for path in (home, home / "inner", tmp_path / "link", tmp_path / "link" / "inner"):
+        assert why(path, rules) == "it is, or lies in, the home"
+    assert why(tmp_path, rules) == "it holds the home"
+    (tmp_path / "new").mkdir()
+    assert why(tmp_path / "new", rules) == "it holds a place to come"
+
+
+def test_program_of_box_may_be_read_and_not_written(tmp_path: Path) -> None:
+    code = Path(mounts.__file__).resolve().parents[1]
+    rules = Rules(forbidden=(), unwritable=program_places())
+    assert why(code / "specs", rules) == ""
+    for path in (code / "specs", code, code.parent):
+        assert "the program of box, which a guest must not write" in why(path, rules, mode="rw")
+    assert why(tmp_path, rules, mode="rw") == ""
+
+
+def test_names_that_are_no_text_are_shown_as_escapes(tmp_path: Path) -> None:
+    strange = os.fsencode(tmp_path) + b"/\xff\x1b[31m"
+    os.mkdir(strange)
+    (tmp_path / "link").symlink_to(os.fsdecode(strange))
+    found, _ = mounts.look(box(tmp_path / "link"), NOTHING)
+    assert found[0].path.endswith("/\\udcff\\x1b[31m")
+    _, refused = mounts.look(box(tmp_path / "link"), Rules(forbidden=(("it", str(tmp_path)),)))
+    assert str(refused[0]).encode().isascii() and "\x1b" not in str(refused[0])
+    os.chmod(strange, 0o700)
+    _, refused = mounts.look(box(tmp_path / "link"), ORDINARY)
+    assert str(refused[0]).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("modes", "refused"),
+    [("ro ro", []), ("rw rw", [1]), ("ro rw", [0]), ("rw ro", [1])],
+)
+def test_one_directory_twice_has_one_guest_that_writes_it(
+    tmp_path: Path, modes: str, refused: list[int]
+) -> None:
+    for other, expected in ((tmp_path, refused), (tmp_path / "inner", None)):
+        other.mkdir(exist_ok=True)
+        first, second = modes.split()
+        mounted = [
+            {"host": str(tmp_path), "guest": "/a", "mode": first},
+            {"host": str(other), "guest": "/b", "mode": second},
+        ]
+        wanted = Boxfile.model_validate({"name": "oak", "mounts": mounted})
+        _, found = mounts.look(wanted, NOTHING)
+        if expected is None:  # one lies in the other
+            assert bool(found) == ("rw" in modes)
+        else:
+            assert [each.index for each in found] == expected
+
+
+def test_host_that_lacks_descriptors_says_nothing_about_a_directory(tmp_path: Path) -> None:
+    """Neither does it stop a sandbox, nor is a place not protected for that."""
+    rules = Rules(forbidden=(("the home", str(tmp_path)),))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(HostError, match="the home cannot be looked at"):
+            why("/usr/share", rules)
+        with pytest.raises(OSError, match="Too many open files"):
+            why("/usr/share")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 # -- an ordinary user
