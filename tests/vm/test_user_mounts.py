@@ -280,6 +280,23 @@ def test_replaced_directory_is_drift(place: Place) -> None:
         assert place.sh(name, "cat /src/text").stdout == b"another\n"
 
 
+def test_controller_killed_between_helper_and_vmm_leaves_nothing(place: Place) -> None:
+    home = place.home
+    others = helper_processes(home)
+    folders = [place.made(place.folder / f"many{n}", 0o755) for n in range(4)]
+    home.put("oak", boxfile(*((each, f"/m/{n}", "ro") for n, each in enumerate(folders))))
+    new = until(lambda: helper_processes(home) - others, 30, "the first helper runs")
+    home.stop(signal.SIGKILL)
+    assert not home.vmms("oak"), "the controller was killed too late"
+    home.start()
+    home.ready("oak")
+    served = {each["pid"] for each in place.helpers("oak")}
+    assert helper_processes(home) == others | served and not new & served
+    assert not list((home.runtime / "oak").glob("fs*.sock"))
+    home.box("delete", "oak")
+    until(lambda: helper_processes(home) == others, 20, "its helpers are gone")
+
+
 def test_a_deletion_leaves_nothing(place: Place) -> None:
     pids = {each["pid"] for name in (STRICT, STANDARD) for each in place.helpers(name)}
     for name in (STRICT, STANDARD):
