@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import execute, fleet, line, walls
+from bench import execute, fleet, line, shares, walls
 from bench.measure import FEWEST, Row, table
 
 Benchmark = Callable[[int], list[Row]]
@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "readback": walls.readback,
     "changed": walls.changed,
     "jail": walls.overhead,
+    "shared": shares.shared,
     "settled": fleet.settled,
     "suite": walls.suite,
 }

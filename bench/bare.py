@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +61,21 @@ class Bare:
 
     async def boot(self) -> float:
         """Boot, wait for the agent's first word, kill; seconds from starting QEMU to that word."""
+        async with self.booted() as (_, taken):
+            return taken
+
+    @contextlib.asynccontextmanager
+    async def booted(
+        self, more: Mapping[int, int] | None = None
+    ) -> AsyncIterator[tuple[AgentClient, float]]:
+        """A VM as long as the context lives, and the seconds its agent took to its first word.
+
+        `more` are descriptors besides those every VM has, by QEMU's number for each.
+        """
         with TemporaryDirectory(prefix="boxbench-") as scratch, ExitStack() as stack:
             folder = Path(scratch)
             disk.create(folder / "disk", self.data_mib)
-            descriptors = self._descriptors(folder, stack)
+            descriptors = self._descriptors(folder, stack) | dict(more or {})
             group = stack.enter_context(self._scheduled_alike())
             begun = time.monotonic()
             pid = self._spawn(descriptors)
@@ -74,11 +85,12 @@ class Bare:
                 client = await AgentClient.connect(
                     reader, writer, token=os.urandom(32), first=True, timeout=BOOT_SECONDS
                 )
-                taken = time.monotonic() - begun
+                try:
+                    yield client, time.monotonic() - begun
+                finally:
+                    await client.close()
             finally:
                 _end(pid)
-            await client.close()
-            return taken
 
     @contextlib.contextmanager
     def _scheduled_alike(self) -> Iterator[Path]:
