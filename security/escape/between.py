@@ -184,11 +184,12 @@ def _is_its_own(arena: Arena, place: str, pid: int, vmm: int) -> bool:
 def while_it_starts(arena: Arena) -> str:
     a, before = arena.vmms()["a"], arena.vmm("b")
     name, ram = "b", RAM_MIB + 8 + secrets.randbelow(8)
+    marker = f"box/{arena.home.instance}/{name}"  # the user of a cannot read it
     readings = []
     with contextlib.ExitStack() as held, target_of(arena, name) as target:
         watchers = {
             place: held.enter_context(
-                places.at_work(places.start(place, a, partial(_watch, arena, target, place)))
+                places.at_work(places.start(place, a, partial(_watch, marker, target, place)))
             )
             for place in ("host", *attacks(arena))
         }
@@ -211,9 +212,8 @@ def while_it_starts(arena: Arena) -> str:
     )
 
 
-def _watch(arena: Arena, target: attack.Target, place: str, say: places.Say) -> None:
+def _watch(marker: str, target: attack.Target, place: str, say: places.Say) -> None:
     """Try what matters on every new process and on b's files, for as long as we are left alive."""
-    marker = f"box/{arena.home.instance}/b"
     ours, seen = {os.getpid(), os.getppid()}, set()
     last = target.pid
     while True:

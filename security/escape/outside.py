@@ -307,5 +307,7 @@ def hardware(arena: Arena) -> str:
         kinds[name] = any("kvm-vcpu" in each.detail for each in proc.descriptors(pid))
     arena.confinement["hardware"] = all(kinds.values())
     if not all(kinds.values()):
+        if arena.accel != "tcg":
+            raise Failed(f"{arena.accel} was asked for, and the processor is emulated: {kinds}")
         raise Unproved("the processor is emulated (accel: tcg): no wall of hardware was proved")
     return "every VMM holds a virtual CPU of /dev/kvm"

@@ -36,23 +36,7 @@ from specs.names import HostNames
 from specs.reading import Reading
 from tests.vm.harness import Home
 from tests.vm.jailed import BARE, QEMU, SANDBOX_OPTIONS
-
-# What every sabotage may use; it runs in the launcher before it begins. The first two lines are
-# the launcher's own.
-_PRELUDE = """
-import os, sys; sys.path += sys.argv[1:3]
-from reconcilers.confinement import jailrights, jailroot, launch, syscalls
-def nothing(*_): return None
-def without(*names):
-    launch.ORDER = tuple(each for each in launch.ORDER if each[0] not in names)
-def instead(name, act):
-    launch.ORDER = tuple((n, act if n == name else f) for n, f in launch.ORDER)
-def before(name, act):
-    at = [n for n, _ in launch.ORDER].index(name)
-    launch.ORDER = (*launch.ORDER[:at], ("sabotage", act), *launch.ORDER[at:])
-{}
-launch.main()
-"""
+from tests.vm.launchers import PRELUDE
 
 
 @dataclass(frozen=True)
@@ -167,7 +151,7 @@ class Handmade:
 
 
 def _sabotage(patched: contextlib.ExitStack, sabotage: Sabotage) -> None:
-    program = _PRELUDE.format(sabotage.program)
+    program = PRELUDE.format(sabotage.program)
     patched.enter_context(mock.patch.object(following, "_BOOTSTRAP", program))
     if sabotage.binary is not None:
         other = sabotage.binary
