@@ -172,6 +172,15 @@ NOT_YET = frozenset(
         "load.memory",
         "load.disk",
         "load.answers",
+        "network.host",
+        "network.private",
+        "network.gateway",
+        "network.neighbour",
+        "network.egress_list",
+        "network.vmm",
+        "network.egress_none",
+        "network.api",
+        "network.removed",
     }
 )
 
