@@ -41,8 +41,8 @@ def user_namespaces(name: str, about: Subject) -> Result:
         if file.exists() and file.read_text().strip() == forbidding:
             found.append(f"{path.replace('/', '.')} is {forbidding}")
             fixes.append(fix)
-    why = ", ".join(found) or "the kernel or a container refuses them"
-    fix = "; ".join(fixes) or "leave the container, or allow it user namespaces"
+    why = ", ".join(found) or "the kernel, a chroot or a container refuses them"
+    fix = "; ".join(fixes) or "leave the chroot or container, or allow it user namespaces"
     return Result(name, "fail", f"user namespaces may not be made: {why}", fix)
 
 
@@ -64,13 +64,14 @@ def _in_child(steps: Sequence[int]) -> bool:
 def subordinate_ids(name: str, about: Subject) -> Result:
     """The lines of /etc/subuid and /etc/subgid, and one identity of them really mapped."""
     from reconcilers.confinement import ordinary
-    from reconcilers.confinement.identity import host_overlaps
-    from specs.errors import ConfinementError
+    from reconcilers.confinement.identity import IdentityRegistry, host_overlaps
+    from specs.errors import ConfinementError, HostError
 
     user = ordinary.current()
     if user is None:
         return Result(name, "ok", "not needed by root")
     try:
+        IdentityRegistry().check()
         ranges = ordinary.ranges_for_strict(user)
         if found := host_overlaps(ranges, (user.name, str(user.uid))):
             fix = "correct the lines in /etc/subuid and /etc/subgid"
@@ -79,6 +80,8 @@ def subordinate_ids(name: str, about: Subject) -> Result:
         maps, _ = ordinary.user_namespace_for(user, strict=True, uid=top, gid=top, kvm=False)
         _map_once(maps)
     except ConfinementError as problem:
+        return Result(name, "fail", problem.message, problem.fix)
+    except HostError as problem:
         return Result(name, "fail", problem.message, problem.fix)
     except OSError as problem:
         why = problem.strerror or str(problem)

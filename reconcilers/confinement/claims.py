@@ -7,6 +7,7 @@ and the controllers put their claims back by adopting them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -86,11 +87,20 @@ class ClaimsFile:
         self._path = path
 
     def read(self) -> Claims:
-        """Without the lock: a rename replaces the file as a whole."""
+        """Without the lock: a rename replaces the file as a whole. Raises HostError."""
         try:
             return Claims.from_toml(self._path.read_bytes())
         except (FileNotFoundError, ValueError):
             return Claims()
+        except OSError as error:
+            raise _unusable(self._path, error) from None
+
+    def check(self) -> None:
+        """Changes nothing. Raises HostError where claims could not be kept."""
+        for folder in {self._lock.parent, self._path.parent}:
+            there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+            if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+                raise _unusable(folder, PermissionError(errno.EACCES, f"{there} is not writable"))
 
     @contextmanager
     def changing(self) -> Iterator[Claims]:
@@ -108,13 +118,19 @@ class ClaimsFile:
             yield claims
             after = claims.to_toml()
             if after != before:
-                self._write(after)
+                try:
+                    self._write(after)
+                except OSError as error:
+                    raise _unusable(self._path, error) from None
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._made(self._lock.parent)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self._lock, flags, 0o600)
+        try:
+            descriptor = os.open(self._lock, flags, 0o600)
+        except OSError as error:
+            raise _unusable(self._lock, error) from None
         try:
             deadline = time.monotonic() + _LOCK_WAIT
             while True:
@@ -128,10 +144,17 @@ class ClaimsFile:
         finally:
             os.close(descriptor)
 
+    @staticmethod
+    def _made(folder: Path) -> Path:
+        try:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unusable(folder, error) from None
+        return folder
+
     def _write(self, data: bytes) -> None:
         """Temporary file in the same folder, fsync, rename, fsync of the folder."""
-        folder = self._path.parent
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder = self._made(self._path.parent)
         temporary = folder / f".{self._path.name}.tmp"  # one is enough: we hold the lock
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600)
@@ -145,3 +168,12 @@ class ClaimsFile:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _unusable(path: Path, error: OSError) -> HostError:
+    fix = ""
+    if error.errno == errno.ENOSPC:
+        fix = f"free space in {path.parent}"
+    elif os.geteuid() != 0:
+        fix = "set XDG_STATE_HOME to a folder of your own"
+    return HostError(f"identities cannot be kept in {path}: {error.strerror}", fix=fix)

@@ -103,6 +103,10 @@ class IdentityRegistry:
         with self._file.changing() as claims:
             claims.held.pop((instance, sandbox), None)
 
+    def check(self) -> None:
+        """Raises HostError where claims could not be kept: no folder, no right to write there."""
+        self._file.check()
+
     def owner_of(self, uid: int) -> tuple[str, str] | None:
         """(instance, sandbox) that holds `uid`."""
         return self._file.read().owner_of(uid)

@@ -23,15 +23,20 @@ HOST_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 CA_INSIDE = "/etc/host-ca.crt"
 
 # $1 is the root, the rest a command. /dev and /sys are the host's: making nodes needs powers a
-# container may lack, and `box doctor` is to see the real cgroups.
+# container may lack, and `box doctor` is to see the real cgroups. No chroot(2): in one nobody may
+# make a user namespace (unshare(2), EPERM).
 ENTER = """
 set -e
 root=$1; shift
-mount --bind "$root" "$root" # pivot_root(2) refuses to leave a root that is no mount point
+mount --bind "$root" "$root" # pivot_root(2) refuses a root that is no mount point
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --rbind /sys "$root/sys"
-exec chroot "$root" "$@"
+cd "$root"
+pivot_root . .
+umount -l . # the host's root, which now lies over the new one
+cd /
+exec "$@"
 """
 
 
