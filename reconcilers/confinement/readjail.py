@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 
-from reconcilers.confinement import atlaunch, inside, procfile
+from reconcilers.confinement import atlaunch, inside, netdevices, procfile
 from reconcilers.confinement.capabilities import mask
 from reconcilers.confinement.idmaps import rows_text
 from reconcilers.confinement.policy import UNLIMITED, Confinement, Shared, UserNamespace
@@ -163,9 +163,7 @@ def _user_namespace(proc: str, want: UserNamespace) -> Iterator[Reading]:
 
 def _network(proc: str, want: Confinement) -> Iterator[Reading]:
     path = f"{proc}/net/dev"
-    lines = procfile.read(path).decode("ascii", "replace").splitlines()[2:]
-    names = sorted(line.partition(":")[0].strip() for line in lines)
-    wanted = sorted(("lo", *want.devices))
+    names, wanted = netdevices.read(proc), sorted(("lo", *want.devices))
     # One that is gone can be made again beside the running VMM; one too many may be anything.
     mend: Mend = "in place" if set(names) < set(wanted) else "replace"
     yield _same("network", "devices", " ".join(wanted), " ".join(names), path, mend)

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from ipaddress import ip_interface
 from typing import Any
 
@@ -118,6 +118,7 @@ def _host_last(wanted: Wanted) -> None:
 def _middle(wanted: Wanted, vmm: int) -> None:
     own = wanted.addresses
     with readlinks.netlink() as ip:
+        _clear_links(ip, (wanted.guest_side, wanted.uplink))
         _set_middle_rules(ip)
         _guest_link(ip, wanted, vmm)
         _settle(state.middle_settings(wanted))
@@ -151,6 +152,7 @@ def _guest_link(ip: Any, wanted: Wanted, vmm: int) -> None:
 
 def _vmm(wanted: Wanted) -> None:
     with readlinks.netlink() as ip:
+        _clear_links(ip, (wanted.bridge, wanted.inner, wanted.tap))
         if not number_of(wanted.bridge):
             # no spanning tree, no multicast bookkeeping: two ports and one of them is a guest
             ip.link("add", ifname=wanted.bridge, kind="bridge", br_stp_state=0, br_mcast_snooping=0)
@@ -162,6 +164,18 @@ def _vmm(wanted: Wanted) -> None:
                 ip.link("set", index=index, state="up")
         _set_mtu(ip, bridge, wanted.mtu)
         ip.link("set", index=bridge, state="up")
+
+
+def _clear_links(ip: Any, wanted: Collection[str]) -> None:
+    """In a namespace of ours: what somebody put there goes, the kernel's own devices are down."""
+    for found in ip.get_links():
+        name, up = found.get("ifname"), readlinks.is_up(found)
+        if name == "lo" or name in wanted or readlinks.idle(name, readlinks.kind_of(found), up):
+            continue
+        if readlinks.idle(name, readlinks.kind_of(found), False):
+            ip.link("set", index=found["index"], state="down")
+        else:
+            ip.link("delete", index=found["index"])
 
 
 def _set_mtu(ip: Any, index: int, mtu: int) -> None:

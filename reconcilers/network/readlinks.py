@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from reconcilers.confinement.netdevices import FALLBACK
 from reconcilers.network import spaces, state
 from reconcilers.network.state import State
 from reconcilers.network.wanted import Wanted
@@ -47,11 +48,11 @@ def _vmm(wanted: Wanted, lines: dict[str, set[str]], tap: set[str], known: dict[
         links = {each["index"]: each for each in ip.get_links()}
     names = {index: each.get("ifname") for index, each in links.items()}
     for index, each in links.items():
-        if names[index] == "lo":
+        if names[index] == "lo" or idle(names[index], kind_of(each), is_up(each)):
             continue
         master = names.get(each.get("master") or 0, "")
-        line = state.link("vmm", names[index], _kind(each), each.get("mtu"), master=master,
-                          up=_up(each))  # fmt: skip
+        line = state.link("vmm", names[index], kind_of(each), each.get("mtu"), master=master,
+                          up=is_up(each))  # fmt: skip
         (tap if names[index] == wanted.tap else lines[state.LINKS]).add(line)
         if names[index] == wanted.inner:
             known[index] = wanted.inner
@@ -65,11 +66,11 @@ def _middle(wanted: Wanted, lines: dict[str, set[str]], known: dict[int, str]) -
         names: dict[int, str] = {}
         for each in ip.get_links():
             name = names[each["index"]] = each.get("ifname")
-            if name == "lo":
+            if name == "lo" or idle(name, kind_of(each), is_up(each)):
                 continue
             peer = inner.get(each.get("link") or 0, "") if name == wanted.guest_side else ""
-            line = state.link("middle", name, _kind(each), each.get("mtu"), peer=peer,
-                              up=_up(each))  # fmt: skip
+            line = state.link("middle", name, kind_of(each), each.get("mtu"), peer=peer,
+                              up=is_up(each))  # fmt: skip
             lines[state.LINKS].add(line)
             if name == wanted.uplink:
                 known[each["index"]] = name
@@ -97,8 +98,8 @@ def _host(wanted: Wanted, lines: dict[str, set[str]], known: dict[int, str]) -> 
         if index:
             [each] = ip.link("get", index=index)
             peer = known.get(each.get("link") or 0, "")
-            line = state.link("host", wanted.host_side, _kind(each), each.get("mtu"), peer=peer,
-                              up=_up(each))  # fmt: skip
+            line = state.link("host", wanted.host_side, kind_of(each), each.get("mtu"), peer=peer,
+                              up=is_up(each))  # fmt: skip
             lines[state.LINKS].add(line)
             for each in ip.get_addr(index=index):
                 if each["scope"] == RT_SCOPE_UNIVERSE:
@@ -136,17 +137,22 @@ def worded(what: str) -> Iterator[None]:
         raise HostError(f"the network cannot be {what}: {error.strerror or error}") from error
 
 
-def _kind(link: Any) -> str:
+def kind_of(link: Any) -> str:
     return str(link.get(("linkinfo", "kind")) or "?")
 
 
-def _up(link: Any) -> bool:
+def is_up(link: Any) -> bool:
     return bool(link["flags"] & IFF_UP)
 
 
 def _address(space: str, found: Any, names: Mapping[int, str]) -> str:
     text = f"{found.get('local') or found.get('address')}/{found['prefixlen']}"
     return state.address(space, names.get(found["index"], "?"), text)
+
+
+def idle(name: str, kind: str, up: bool) -> bool:
+    """A tunnel module's own device, which nobody can delete, and which leads nowhere."""
+    return not up and FALLBACK.get(name) == kind
 
 
 def link_local(found: Any) -> bool:

@@ -14,6 +14,10 @@ CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 NAMESPACES = ("net", "pid", "mnt", "ipc", "uts", "cgroup")
 CHUNK = 1 << 20
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of <linux/sched.h>, field "flags" of proc(5)
+# sysctl net.core.fb_tunnels_only_for_init_net says when the kernel makes them
+TUNNELS = frozenset(
+    ["tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "sit0", "ip6tnl0", "ip6gre0", "ip6_vti0"]
+)
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,14 @@ def mounts(pid: int) -> list[tuple[str, frozenset[str], str]]:
 
 
 def interfaces(pid: int) -> list[str]:
+    """Without the devices that loaded tunnel modules put into every namespace, unless one is up."""
     lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
-    return sorted(line.partition(":")[0].strip() for line in lines)
+    names = {line.partition(":")[0].strip() for line in lines}
+    if idle := names & TUNNELS:
+        # Devices that are up, each followed by its multicast groups in indented lines.
+        groups = Path(f"/proc/{pid}/net/igmp").read_text().splitlines()[1:]
+        names -= idle - {line.split()[1] for line in groups if line[0].isdigit()}
+    return sorted(names)
 
 
 def limit(pid: int, name: str) -> tuple[str, str]:

@@ -228,9 +228,20 @@ def extra_address(home: NetHome) -> None:
     ip("addr", "add", "192.0.2.77/32", "dev", device(home, "u"), namespace=home.middle("oak"))
 
 
+def foreign_link(home: NetHome) -> None:
+    ip("link", "add", "sit0", "type", "bridge", namespace=home.middle("oak"))
+
+
+def foreign_link_of_the_vmm(home: NetHome) -> None:
+    """Named like a device that the kernel itself puts there, which would not count."""
+    ip("link", "add", "sit0", "type", "bridge", namespace=home.vmm_space("oak"))
+
+
 @pytest.mark.parametrize(
     ("sabotage", "field"),
     [
+        (foreign_link, "network.links"),
+        (foreign_link_of_the_vmm, "network.links"),
         (added_rule, "network.rules"),
         (added_route, "network.routes"),
         (no_black_hole, "network.policy routing"),
