@@ -159,6 +159,8 @@ def _refuse(missing: tuple[str, ...], unified: str) -> NoReturn:
     fix = f"mount the cgroup hierarchy of {names}"
     if unified:
         fix += f", or make {unified}/cgroup.controllers list it (a container must be given it)"
+    if "/user@" in unified:
+        fix = f"Delegate={' '.join(LIMITING)} in a drop-in of user@.service, then log in again"
     raise ConfinementError(
         f"the cgroup {noun} {names} cannot be used on this host", layer="cgroup", fix=fix
     )

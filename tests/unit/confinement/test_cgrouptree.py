@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconcilers.confinement.cgrouptree import Mounted, tree_from
+from reconcilers.confinement.cgrouptree import CgroupTree, Mounted, tree_from
 from specs.errors import ConfinementError
 
 
@@ -50,6 +50,14 @@ def test_controller_that_is_not_delegated_is_named(lacking: str) -> None:
         tree.check()
     assert caught.value.layer == "cgroup"
     assert "cgroup.controllers" in caught.value.fix
+
+
+def test_a_controller_that_a_users_systemd_was_not_given_is_asked_of_the_hosts() -> None:
+    scope = "/sys/fs/cgroup/user.slice/user@1000.service/app.slice/box.scope"
+    tree = CgroupTree({name: Mounted(2, "/sys/fs/cgroup") for name in ("memory", "pids")}, scope)
+    with pytest.raises(ConfinementError, match="controller cpu ") as caught:
+        tree.check()
+    assert "drop-in of user@.service" in caught.value.fix
 
 
 def test_legacy_host_without_a_freezer_is_refused() -> None:
