@@ -95,10 +95,18 @@ class BootFiles:
             for leftover in self._kernels.glob(".initramfs-*"):
                 leftover.unlink()  # of a controller that was killed right here
             temporary = target.with_name(f".{target.name}.{os.getpid()}")
-            with open(temporary, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with open(temporary, "xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                temporary.unlink(missing_ok=True)  # half of it may be what fills the disk
+                raise HostError(
+                    f"the initramfs cannot be written: {error.strerror}",
+                    where=str(self._kernels),
+                    fix=f"free some space: df -h {self._kernels}",
+                ) from error
             temporary.rename(target)
         self._initramfs[key] = target
         return target

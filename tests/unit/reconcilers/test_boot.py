@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from reconcilers import boot
 from reconcilers.boot import BootFiles
 from reconcilers.image import BUSYBOX, Images
 from reconcilers.kernel import Kernel
+from specs.errors import HostError
 
 CONTENT = b"an initramfs"
 
@@ -42,6 +44,19 @@ def test_a_half_written_initramfs_is_removed(tmp_path: Path, kernel: Kernel) -> 
     (kernels / ".initramfs-abc.cpio.1").write_bytes(b"half")
     made = BootFiles(kernels).current(kernel).initramfs
     assert list(kernels.iterdir()) == [made.path]
+
+
+def test_what_does_not_fit_is_named_and_leaves_no_half(tmp_path: Path, kernel: Kernel) -> None:
+    kernels = tmp_path / "kernels"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, hard))
+    try:
+        with pytest.raises(HostError, match="initramfs cannot be written") as caught:
+            BootFiles(kernels).current(kernel)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(kernels) in caught.value.fix
+    assert list(kernels.iterdir()) == []
 
 
 @pytest.mark.skipif(not BUSYBOX.exists(), reason="busybox-static is missing")
