@@ -79,9 +79,13 @@ class Arena:
         self.home.declare({name: self.boxfile(**fields) for name in missing})
         for name in missing:
             self.home.wait(name)
-            nonce = secrets.token_hex(16)
-            self.home.put(name, "/run/nonce", nonce.encode())
-            self.nonces[name] = nonce
+            self.greet(name)
+
+    def greet(self, name: str) -> None:
+        """Give this guest a nonce of its own."""
+        nonce = secrets.token_hex(16)
+        self.home.put(name, "/run/nonce", nonce.encode())
+        self.nonces[name] = nonce
 
     def vmms(self) -> Mapping[str, int]:
         """The two sandboxes that every reading from outside is made of, with their VMMs."""

@@ -118,7 +118,7 @@ class Bridged:
 
     def knock(self, wanted: Iterable[Door], wait: int = WAIT) -> Round:
         """n1 knocks at all of them at once."""
-        self.lan.alone(self.arena.vmm("n1"), self.arena.vmm("n2"))
+        self._alone()
         asked = list(wanted)
         marks, mark = self.lan.marks(), len(self._neighbour())
         lines = "".join(f"{door} {word}\n" for door, word in self.lan.words(asked))
@@ -131,6 +131,12 @@ class Bridged:
         return Round(
             self.lan.heard(marks), self.lan.heard({}, self._neighbour()[mark:]), set(asked)
         )
+
+    def _alone(self) -> None:
+        """Also of what `box` made: the namespaces it shows, and those its VMMs really are in."""
+        pids = [self.arena.vmm(name) for name in ("n1", "n2")]
+        shown = [lan.pin(name) for name in self.spaces if lan.pinned(name)]
+        self.lan.alone(*(f"/proc/{pid}/ns/net" for pid in pids), *shown)
 
     def _neighbour(self) -> bytes:
         """The record of the canary in n2."""
@@ -166,7 +172,7 @@ class Bridged:
     def send(self, name: str, sent: Iterable[Sent]) -> Round:
         """Put these frames on every device in there."""
         pid = self.arena.vmm(name)
-        self.lan.alone(pid)
+        self._alone()
         marks, mark = self.lan.marks(), len(self._neighbour())
         made, asked = [], []
         for door, source, source_mac, target_mac, label in sent:

@@ -210,22 +210,19 @@ class Lan:
 
     # -- what must be true before anything is sent
 
-    def alone(self, *more: int) -> None:
-        """Raises Unproved unless nothing here, nor in the namespaces of `more` (processes), leads
+    def alone(self, *more: str) -> None:
+        """Raises Unproved unless nothing here, nor in the namespaces at the paths `more`, leads
         out, and nothing of ours was put where we come from."""
         own = {os.stat("/proc/self/ns/net").st_ino, _inode_of_first()}
-        for name, descriptor in self.spaces.items():
-            if os.fstat(descriptor).st_ino in own:
-                raise Unproved(f"the namespace {name} is the host's own: nothing was attacked")
-            self._leads_nowhere(name, links(descriptor))
-        for pid in more:
-            descriptor = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
-            try:
+        with contextlib.ExitStack() as opened:
+            spaces = dict(self.spaces)
+            for path in more:
+                spaces[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, spaces[path])
+            for name, descriptor in spaces.items():
                 if os.fstat(descriptor).st_ino in own:
-                    raise Failed(f"process {pid} is in the host's own network namespace")
-                self._leads_nowhere(f"of process {pid}", links(descriptor))
-            finally:
-                os.close(descriptor)
+                    raise Unproved(f"{name} is the host's own network: nothing was attacked")
+                self._leads_nowhere(name, links(descriptor))
         if new := links(None).keys() - self._outside.keys():
             raise Unproved(
                 f"{', '.join(sorted(new))} appeared on the host itself meanwhile, which may lead"
@@ -361,9 +358,13 @@ def _inode_of_first() -> int:
         return 0
 
 
+def pin(name: str) -> str:
+    """The file that keeps the namespace of this name, as ip-netns(8) does it."""
+    return f"/run/netns/{os.path.basename(name)}"
+
+
 def pinned(name: str) -> bool:
-    """Whether a namespace of this name is kept, as ip-netns(8) does it."""
-    return bool(name) and os.path.lexists(f"/run/netns/{name}")
+    return bool(name) and os.path.lexists(pin(name))
 
 
 def links(space: int | None) -> dict[str, str]:

@@ -221,7 +221,7 @@ def descriptors(arena: Arena) -> str:
         sandbox = name.partition(" ")[0]
         found = proc.descriptors(pid)
         for each in found:
-            if reason := _unexpected(arena, sandbox, pid, each):
+            if reason := unexpected(arena, sandbox, pid, each):
                 raise Failed(f"descriptor {each.number} of {name} is {each.detail}: {reason}")
         kinds = sorted({each.kind for each in found})
         counts.append(f"{name} has {len(found)} ({', '.join(kinds)})")
@@ -229,7 +229,7 @@ def descriptors(arena: Arena) -> str:
     return "; ".join(counts)
 
 
-def _unexpected(arena: Arena, sandbox: str, pid: int, found: proc.Descriptor) -> str:
+def unexpected(arena: Arena, sandbox: str, pid: int, found: proc.Descriptor) -> str:
     """Why this descriptor should not be there; empty when it should."""
     if found.kind in ("socket", "pipe", "memfd"):
         return ""

@@ -26,6 +26,7 @@ from . import (  # noqa: F401  # they register their checks
     jail,
     lies,
     load,
+    mounts,
     network,
     outside,
 )

@@ -33,6 +33,7 @@ REPORT: dict[str, Any] = {
         "descriptors": "own disk, image, sockets",
         "root": "read-only, own",
         "network none": "lo only",
+        "mounts": "the directory alone",
         "network bridge": "its egress alone",
         "hardware": False,
     },
