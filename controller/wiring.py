@@ -4,6 +4,8 @@ behind which part.
 
 from __future__ import annotations
 
+import os
+
 from controller import files
 from reconcilers import kvmprobe
 from reconcilers.accel import KvmProbe
@@ -15,6 +17,7 @@ from reconcilers.hostfacts import read_host
 from reconcilers.image import Images
 from reconcilers.layout import Layout
 from reconcilers.network.networks import Networks
+from reconcilers.network.usernetworks import UserNetworks
 from specs.config import Config, parse_config
 
 CONFIG_MAX = 64 << 10
@@ -39,7 +42,7 @@ def build_host(layout: Layout, config: Config) -> Host:
         boot_files=BootFiles(layout.kernels),
         identities=IdentityRegistry(),
         backends={"qemu": Qemu()},
-        networks=Networks(config),
+        networks=Networks(config) if os.geteuid() == 0 else UserNetworks(config, layout),
     )
     host.kvm = KvmProbe(
         layout.kernels / "kvm-probe.json",

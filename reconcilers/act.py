@@ -30,6 +30,7 @@ from reconcilers import (
 )
 from reconcilers import disk as disks
 from reconcilers.accel import Choice
+from reconcilers.confinement import sharepolicy
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import mend
@@ -38,6 +39,7 @@ from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host, features_of
 from reconcilers.live import Live
 from reconcilers.mounts import Directory, Rules
+from reconcilers.network.usernetworks import UserNetworks
 from reconcilers.steps import Step
 from specs.boxfile import Boxfile
 from specs.errors import BoxError, ChannelError, HostError
@@ -203,7 +205,11 @@ class Actor:
         await asyncio.to_thread(_renew, group, confinement)
         boot = await asyncio.to_thread(self._host.boot, features_of(box))
         with ExitStack() as opened:
-            tap = await self._open_tap(opened) if box.network == "bridge" else None
+            networks = self._host.networks
+            of_user = networks if isinstance(networks, UserNetworks) else None
+            tap = None
+            if box.network == "bridge" and of_user is None:
+                tap = await self._open_tap(opened)
             shares: tuple[tuple[Directory, int], ...] = ()
             if box.mounts:
                 shares = await mounts.entered(box, self._mount_rules, opened)
@@ -221,6 +227,7 @@ class Actor:
                     backend=self._host.backend_for(box),
                     host=self._host.facts,
                     tap=tap,
+                    wire=of_user if box.network == "bridge" else None,
                     shares=shares,
                 ),
             )
@@ -312,7 +319,7 @@ class Actor:
         for helper in live.record.helpers:
             own = tuple(each for each in others if each.item.startswith(helper.label))
             if own:
-                program = load_profile(helper.role, False)
+                program = load_profile(sharepolicy.ROLE, False)
                 helpers.mend_one(helper, want, program, self._names, own)
             others = tuple(each for each in others if each not in own)
         if others:

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from reconcilers import procfs, sockets, virtiofsd
+from reconcilers import procfs, sockets, virtiofsd, wire
 from reconcilers.confinement.following import end
 from reconcilers.confinement.policy import Confinement, Program, Shared
 from reconcilers.confinement.readback import mend, read_helper
 from reconcilers.confinement.rootview import root_files
 from reconcilers.confinement.sharepolicy import ROLE, share_confinement
 from reconcilers.confinement.start import Launched, LaunchRequest, launch
+from reconcilers.confinement.wirepolicy import PROFILES
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.mounts import Directory
@@ -136,6 +137,9 @@ def readings(
     """Everything read of the helpers: their jails, and whether they serve what they should."""
     now = {each.index: each for each in directories}
     for helper in record.helpers:
+        if helper.role in PROFILES:
+            yield from _of_one(helper, "network", vmm, program, names)
+            continue
         layer = f"mounts[{helper.item}]"
         if (directory := now.get(helper.item)) is not None:
             want, got = (
@@ -150,12 +154,16 @@ def _of_one(
     helper: HelperRecord, layer: str, vmm: Confinement, program: Program, names: HostNames
 ) -> Iterator[Reading]:
     source = f"/proc/{helper.pid}/stat"
-    shared = Shared(*helper.directory, helper.writable, helper.owner)
-    want = share_confinement(vmm, program, shared)
     try:
         if procfs.alive(helper.pid, helper.start_time) is None:
             raise ProcessLookupError
-        found = read_helper(helper.pid, want, names, at_launch=helper.at_launch)
+        found: tuple[Reading, ...]
+        if helper.role in PROFILES:
+            found = tuple(wire.read_one(helper, vmm, names))
+        else:
+            shared = Shared(*helper.directory, helper.writable, helper.owner)
+            want = share_confinement(vmm, program, shared)
+            found = read_helper(helper.pid, want, names, at_launch=helper.at_launch)
     except ProcessLookupError:
         yield _reading(layer, helper.role, "running", "ended", source)
         return
@@ -172,9 +180,13 @@ def mend_one(
     faults: Sequence[Reading],
 ) -> None:
     """Put back what differs of one helper and can change in place. Raises HostError."""
-    shared = Shared(*helper.directory, helper.writable, helper.owner)
+    if helper.role in PROFILES:
+        want = wire.confinement_of(vmm, helper.role)
+    else:
+        shared = Shared(*helper.directory, helper.writable, helper.owner)
+        want = share_confinement(vmm, program, shared)
     plain = tuple(replace(each, item=each.item.removeprefix(helper.label)) for each in faults)
-    mend(helper.pid, share_confinement(vmm, program, shared), names, plain)
+    mend(helper.pid, want, names, plain)
 
 
 def _named(path: str, identity: tuple[int, int]) -> str:

@@ -16,12 +16,14 @@ from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.identity import IdentityRegistry, ranges_of, standard_uid
 from reconcilers.confinement.policy import Confinement, confinement_for
 from reconcilers.confinement.seccomp import load_profile
+from reconcilers.confinement.wirepolicy import with_wire
 from reconcilers.hostfacts import read_host
 from reconcilers.image import Images
 from reconcilers.kernel import find_kernel
 from reconcilers.layout import Layout
 from reconcilers.network.networks import Networks
 from reconcilers.network.taps import devices
+from reconcilers.network.usernetworks import UserNetworks
 from specs.boxfile import Boxfile, Isolation, Network
 from specs.config import Config
 from specs.errors import Conflict, HostError
@@ -40,7 +42,7 @@ class Host:
     identities: IdentityRegistry
     backends: Mapping[str, Backend]
     kvm: KvmProbe | None = None
-    networks: Networks = field(default_factory=lambda: Networks(Config()))
+    networks: Networks | UserNetworks = field(default_factory=lambda: Networks(Config()))
     _policies: dict[tuple[object, ...], Confinement] = field(default_factory=dict)
     # The registry is one locked file for the whole host; reading it for every pass over every
     # sandbox would dominate an idle controller, so our own claims are remembered and read again on
@@ -56,8 +58,6 @@ class Host:
     def problems(self, box: Boxfile) -> tuple[str, ...]:
         """Why this host cannot run `box`; looks for the VMM again before it says so (blocking)."""
         backend = self.backend_for(box)
-        if box.network is Network.bridge and ordinary.current() is not None:
-            return ("network: bridge needs root so far; remove the line or run box as root",)
         if lacking := _lacking_for_mounts(box):
             return (lacking,)
         if not backend.check(box, self.facts):
@@ -175,6 +175,8 @@ class Host:
                     user, strict=strict, uid=uid, gid=gid, kvm=kvm
                 )
                 policy = replace(policy, user_namespace=maps, groups=groups)
+                if box.network is Network.bridge:
+                    policy = replace(policy, limits=with_wire(policy.limits))
             self._policies[key] = policy
         return self._policies[key]
 

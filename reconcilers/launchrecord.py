@@ -25,7 +25,8 @@ _OURS_TO_BLAME = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 @dataclass(frozen=True)
 class HelperRecord:
     """One helper beside a VMM. `item` is which one of its role; `path`, `directory` (device,
-    inode), `owner` (user, group on the host) and `writable` are of the directory it serves.
+    inode), `owner` (user, group on the host) and `writable` are of the directory it serves, if it
+    serves one.
     """
 
     role: str
@@ -34,10 +35,10 @@ class HelperRecord:
     start_time: int
     exe: tuple[int, int]
     at_launch: tuple[Reading, ...]
-    path: str
-    directory: tuple[int, int]
-    owner: tuple[int, int]
-    writable: bool
+    path: str = ""
+    directory: tuple[int, int] = (0, 0)
+    owner: tuple[int, int] = (0, 0)
+    writable: bool = False
 
     @property
     def label(self) -> str:

@@ -37,7 +37,9 @@ from reconcilers.launched import settings_of
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.mounts import Directory
+from reconcilers.network.usernetworks import UserNetworks
 from reconcilers.procfs import alive, host_boot_id
+from reconcilers.wire import Wiring, connect
 from specs.boxfile import Boxfile
 from specs.errors import HostError
 from specs.names import HostNames
@@ -61,6 +63,8 @@ class Start:
     host: HostFacts
     # a tap and the namespace it is in, the caller's; None for a sandbox without a network
     tap: tuple[int, int] | None = None
+    # the networks of an ordinary user, who has nobody else's: the tap is made with the VMM
+    wire: UserNetworks | None = None
     # each mount with the descriptor of its directory, which stays the caller's
     shares: tuple[tuple[Directory, int], ...] = ()
 
@@ -107,6 +111,13 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
         beside: list[HelperRecord] = []
         try:
             launchrecord.write(record_path, record)
+            space, users = wanted.tap[1] if wanted.tap is not None else None, None
+            if wanted.wire is not None:
+                wiring = Wiring(
+                    wanted.names, wanted.box, wanted.confinement, wanted.wire, errors_end
+                )
+                made = await connect(wiring, beside, opened)
+                descriptors[slots.TAP_FD], space, users = made.tap, made.space, made.users
             if wanted.shares:
                 await _serve(layout, wanted, errors_end, opened, beside, descriptors)
             launched = await launch(
@@ -117,7 +128,8 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                     descriptors=descriptors,
                     binds=binds,
                     stderr_fd=errors_end,
-                    netns_fd=wanted.tap[1] if wanted.tap is not None else None,
+                    netns_fd=space,
+                    users_fd=users,
                     beside=frozenset(each.pid for each in beside),
                 ),
                 root_files=root_files(command.argv[0], kvm=wanted.accel == "kvm"),

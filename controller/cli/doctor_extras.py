@@ -36,19 +36,24 @@ def virtiofsd(name: str, about: Subject) -> Result:
 
 
 def passt(name: str, about: Subject) -> Result:
-    """Also what carries a bridged sandbox of somebody who is not root."""
-    import shutil
+    """What carries a bridged sandbox of somebody who is not root: it is run."""
+    from reconcilers import pasta
+    from reconcilers.process import run
+    from specs.errors import BoxError
 
-    from reconcilers.process import SEARCH
-
-    found = shutil.which("passt", path=SEARCH)
-    if found:
-        return Result(name, "ok", found)
-    return Result(name, "warn", "not installed", "apt-get install passt")
+    if not pasta.installed():
+        return Result(name, "warn", "not installed", pasta.FIX)
+    try:
+        said = run([pasta.INSIDE, "--version"]).splitlines()[:1]
+    except BoxError as problem:
+        return Result(name, "warn", f"{pasta.INSIDE} does not run: {problem}", pasta.FIX)
+    return Result(name, "ok", f"{pasta.INSIDE}: {' '.join(said)}")
 
 
 def nftables(name: str, about: Subject) -> Result:
-    """A table is loaded and read back, in a network namespace made for it."""
+    """A table is loaded and read back, in a network namespace made for it; an ordinary user's lies
+    in a user namespace.
+    """
     from reconcilers.network import nftjson, spaces, tables
     from specs.errors import BoxError
 
@@ -56,7 +61,7 @@ def nftables(name: str, about: Subject) -> Result:
     if not tables.installed():
         return Result(name, "warn", "nft is not installed", fix)
     if os.geteuid() != 0:
-        return Result(name, "ok", "nft is installed")
+        return _nftables_of_user(name, fix)
 
     def trial() -> list[str]:
         tables.load(nftjson.Table("box_doctor"))
@@ -71,11 +76,26 @@ def nftables(name: str, about: Subject) -> Result:
     return Result(name, "ok", "a table was loaded and read back in a namespace of its own")
 
 
+def _nftables_of_user(name: str, fix: str) -> Result:
+    from reconcilers.process import run
+    from specs.errors import BoxError
+
+    inside = ["unshare", "--user", "--map-root-user", "--net", "nft"]
+    try:
+        seen = run([*inside, "add table inet box_doctor; list tables"])
+    except BoxError as problem:
+        return Result(name, "warn", f"a table cannot be loaded: {problem}", fix)
+    if "box_doctor" not in seen:
+        return Result(name, "warn", "a table that was loaded is not listed", fix)
+    return Result(name, "ok", "a table was loaded and read back in a user namespace")
+
+
 def tap_devices(name: str, about: Subject) -> Result:
     path = Path("/dev/net/tun")
     if path.is_char_device() and os.access(path, os.R_OK | os.W_OK):
         return Result(name, "ok", str(path))
-    return Result(name, "warn", f"{path} cannot be opened", "modprobe tun")
+    fix = f"chmod 0666 {path}, as root" if path.is_char_device() else "modprobe tun"
+    return Result(name, "warn", f"{path} cannot be opened", fix)
 
 
 def forwarding(name: str, about: Subject) -> Result:

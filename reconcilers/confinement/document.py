@@ -39,10 +39,12 @@ class Document(NamedTuple):
     `status` is the pipe for the report, `go` the pipe whose bytes let launcher and VMM proceed.
     `uid`, `gid` and `groups` are as the user namespace it is in by then shows them; `groups` is
     None where that namespace lets nobody set them. `user_namespace` is "first" when everything else
-    needs its rights (an ordinary user launches), "late" when it is entered once the root is built
-    (a helper of root's that has capabilities), empty for none. The caller writes the maps; of a
-    late one it then puts a byte into the pipe `mapped`.
-    `netns` is a prepared network namespace to enter; negative: a new one that holds nothing.
+    needs its rights (an ordinary user launches), "join" when the one behind `users` is entered for
+    the same purpose, "late" when it is entered once the root is built (a helper of root's that has
+    capabilities), empty for none. The caller writes the maps of a new one; of a late one it then
+    puts a byte into the pipe `mapped`.
+    `netns` is a prepared network namespace to enter; negative: a new one that holds nothing, or
+    with `host_network` the caller's own.
     `capabilities` are kept over execve, by number, and count in its user namespace alone. `proc`
     mounts a procfs that shows nothing but processes of the jail.
     """
@@ -65,6 +67,13 @@ class Document(NamedTuple):
     proc: bool = False
     mapped: int = -1
     capabilities: tuple[int, ...] = ()
+    users: int = -1
+    host_network: bool = False
+
+    @property
+    def of_user(self) -> bool:
+        """Whether everything is done with the rights of a user namespace alone."""
+        return self.user_namespace in ("first", "join")
 
     def to_json(self) -> bytes:
         return json.dumps(self._asdict()).encode()

@@ -104,7 +104,9 @@ class Follower:
         os.lseek(paper, 0, os.SEEK_SET)
         given = {paper, document.status, document.go}
         given.update(outside for _, outside in document.descriptors)
-        given.update(number for number in (document.netns, document.mapped) if number >= 0)
+        given.update(
+            number for number in (document.netns, document.mapped, document.users) if number >= 0
+        )
         given.update(share.descriptor for share in document.shares)
         given.update(bind.descriptor for bind in document.binds if bind.descriptor >= 0)
         process = subprocess.Popen(

@@ -136,7 +136,8 @@ def forbid_new_privileges() -> None:
 def restrict_with_landlock(document: Document) -> str:
     """Reading files beneath /, executing the executables, and nothing else; no TCP, no signals out.
 
-    In a shared directory also listing, and changing where it is writable.
+    In a shared directory also listing, and changing where it is writable; in the host's network TCP
+    as well.
 
     Returns what was applied. A kernel without Landlock is no failure (the mount namespace already
     holds nothing writable), a kernel that has it and refuses is.
@@ -148,7 +149,8 @@ def restrict_with_landlock(document: Document) -> str:
             return "absent"
         raise
     files = sum(rights for since, rights in _FS_RIGHTS.items() if since <= abi)
-    tcp = _TCP_BIND_CONNECT if abi >= 4 else 0
+    # who carries the guest's connections must make them
+    tcp = _TCP_BIND_CONNECT if abi >= 4 and not document.host_network else 0
     scoped = _SCOPE_ABSTRACT_UNIX_AND_SIGNAL if abi >= 6 else 0
     size = next(size for since, size in _RULESET_SIZE if since <= abi)
     ruleset = syscalls.landlock_create_ruleset(files, tcp, scoped, size)

@@ -54,6 +54,12 @@ def leave_user_namespace() -> None:
     syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
 
 
+def join_user_namespace(users: int) -> None:
+    """One of the same user's that exists: its owner has every right in it, and so gets them all."""
+    syscalls.setns(users, syscalls.CLONE_NEWUSER)
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+
+
 def clone_binds(document: Document, sources: Mapping[int, str]) -> list[tuple[Bind, int]]:
     """A detached, read-only mount of every file of the jail root.
 
@@ -63,7 +69,7 @@ def clone_binds(document: Document, sources: Mapping[int, str]) -> list[tuple[Bi
     the descriptors mean, and what is found there must be the same file.
     """
     trees = [(bind, _clone(bind, sources)) for bind in document.binds]
-    if document.kvm and document.user_namespace == "first":
+    if document.kvm and document.of_user:
         trees.append((Bind(KVM, KVM, -1, False), _clone_kvm()))
     return trees
 
@@ -112,10 +118,13 @@ def leave_namespaces(document: Document) -> None:
     """The pid namespace takes the next child; everything else takes this process at once.
 
     After the cgroups were joined, so that the cgroup namespace begins at the sandbox's own group.
-    A network namespace that was prepared is entered; otherwise a new one holds nothing but `lo`.
+    A network namespace that was prepared is entered; otherwise a new one holds nothing but `lo`. A
+    helper that speaks for the guest on the host's network stays where it is, without any right.
     """
     if document.netns >= 0:
         syscalls.setns(document.netns, syscalls.CLONE_NEWNET)
+        syscalls.unshare(NAMESPACES)
+    elif document.host_network:
         syscalls.unshare(NAMESPACES)
     else:
         syscalls.unshare(NAMESPACES | syscalls.CLONE_NEWNET)
@@ -142,7 +151,7 @@ def build_root(document: Document, trees: list[tuple[Bind, int]]) -> None:
         syscalls.move_mount(tree, descriptor, path=bind.inside)
         os.close(descriptor)
         os.close(tree)
-    if document.kvm and document.user_namespace != "first":
+    if document.kvm and not document.of_user:
         _add_kvm_node(document)
 
 

@@ -46,10 +46,13 @@ class Launch:
         The maps are written by the caller: newuidmap refuses a process that is not its user's any
         more, and this one is nobody's before it has them.
         """
-        if self.document.user_namespace != "first":
+        if not self.document.of_user:
             return
         self.sources = jailroot.paths_of(self.document)
         jailshare.stand_in_share(self.document)
+        if self.document.user_namespace == "join":
+            jailroot.join_user_namespace(self.document.users)
+            return
         jailroot.leave_user_namespace()
         self.say({"map": True})
         if os.read(self.document.go, 1) != b"m":

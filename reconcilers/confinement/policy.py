@@ -95,8 +95,10 @@ class Confinement:
 
     `rlimits` holds (name as in resource.RLIMIT_NAME in lower case, soft, hard); -1 is no limit.
     `kvm` puts a /dev/kvm node into the jail and is chosen together with a program that allows it.
-    `devices` are the network devices in its namespace beside `lo`. `uid`, `gid` and `groups` (all
-    its supplementary groups) are the host's numbers; with a `user_namespace` they must be in it.
+    `devices` are the network devices in its namespace beside `lo`, None where the readings of the
+    network judge them. `host_network`: it shares the controller's network namespace. `uid`, `gid`
+    and `groups` (all its supplementary groups) are the host's numbers; with a `user_namespace` they
+    must be in it.
     `role` is "vmm" or what kind of helper it is. `capabilities` are what it has as long as it
     serves, `until_ready` those it has besides and gives up by itself before; both count only in its
     own `user_namespace`.
@@ -109,7 +111,8 @@ class Confinement:
     rlimits: tuple[tuple[str, int, int], ...]
     seccomp: Program
     kvm: bool = False
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] | None = ()
+    host_network: bool = False
     groups: tuple[int, ...] = ()
     user_namespace: UserNamespace | None = None
     role: str = "vmm"

@@ -43,7 +43,7 @@ def read_process(pid: int, want: Confinement, known: Known) -> Iterator[Reading]
         yield from _seccomp(pid, want)
     else:
         yield from _seccomp_of_user(threads, want, known)
-    yield from _namespaces(pid, threads[0])
+    yield from _namespaces(pid, threads[0], want)
     if want.user_namespace is not None:
         yield from _user_namespace(proc, want.user_namespace)
     yield from _network(proc, want)
@@ -137,10 +137,13 @@ def _programs(pid: int, start: int) -> tuple[str, ...]:
     return read_programs(pid)
 
 
-def _namespaces(pid: int, status: Mapping[str, str]) -> Iterator[Reading]:
+def _namespaces(pid: int, status: Mapping[str, str], want: Confinement) -> Iterator[Reading]:
     for name in NAMESPACES:
         path = f"/proc/{pid}/ns/{name}"
         theirs, ours = os.readlink(path), os.readlink(f"/proc/self/ns/{name}")
+        if name == "net" and want.host_network:
+            yield _same("namespaces", name, f"the host's {ours}", f"the host's {theirs}", path)
+            continue
         got = "shared with the host" if theirs == ours else theirs
         yield Reading("namespaces", name, "its own", got, theirs != ours, path, "live", "replace")
     inner = status.get("NSpid", "").split()[1:]
@@ -162,6 +165,8 @@ def _user_namespace(proc: str, want: UserNamespace) -> Iterator[Reading]:
 
 
 def _network(proc: str, want: Confinement) -> Iterator[Reading]:
+    if want.devices is None:
+        return
     path = f"{proc}/net/dev"
     names, wanted = netdevices.read(proc), sorted(("lo", *want.devices))
     # One that is gone can be made again beside the running VMM; one too many may be anything.

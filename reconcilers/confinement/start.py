@@ -39,7 +39,8 @@ class LaunchRequest:
     (3 and up) to an open descriptor of the caller; `binds` a path inside the jail to an open
     descriptor of the caller (a regular file, readable to everybody), bound read-only. `stderr_fd`
     becomes stdout and stderr; stdin is /dev/null. `netns_fd` is the network namespace to live in;
-    without it a new one is made that holds nothing. `share_fd` is the directory of
+    without it a new one is made that holds nothing. `users_fd` is the user namespace to live in
+    instead of a new one; it must have the maps of the confinement. `share_fd` is the directory of
     `confinement.shared`, shown as SHARED_PATH. `beside` are the processes that may
     already be in the group: helpers of the same VM. The caller keeps and closes its descriptors.
     """
@@ -52,6 +53,7 @@ class LaunchRequest:
     binds: Mapping[str, int] = field(default_factory=dict)
     netns_fd: int | None = None
     share_fd: int | None = None
+    users_fd: int | None = None
     beside: frozenset[int] = frozenset()
 
 
@@ -109,7 +111,7 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
             uid=uid,
             gid=gid,
             groups=groups,
-            user_namespace=_when(maps),
+            user_namespace="join" if request.users_fd is not None else _when(maps),
             kvm=request.confinement.kvm,
             cgroup_procs=group.procs_files(),
             binds=binds,
@@ -128,6 +130,8 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
             proc=request.confinement.shared is not None,
             mapped=follower.mapped_end,
             capabilities=_capabilities(request.confinement),
+            users=-1 if request.users_fd is None else request.users_fd,
+            host_network=request.confinement.host_network,
         )
         held = atlaunch.held_files(document.descriptors)
         ended = follower.follow(document, time.monotonic() + TIMEOUT, group.procs, maps)
@@ -219,7 +223,7 @@ def _kvm_mount(document: Document) -> str:
     """A /dev of its own, except in a user namespace: there the host's node is bound."""
     if not document.kvm:
         return ""
-    return "/dev/kvm" if document.user_namespace == "first" else "/dev"
+    return "/dev/kvm" if document.of_user else "/dev"
 
 
 def _null_device() -> int:

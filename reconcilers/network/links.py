@@ -30,13 +30,24 @@ def raise_links(wanted: Wanted) -> None:
     with readlinks.worded("set up"):
         spaces.inside(wanted.vmm_space, lambda: _settle(state.VMM_SETTINGS))
         _host_first(wanted)
-        vmm = spaces.open_space(wanted.vmm_space)
-        try:
-            spaces.inside(wanted.middle_space, lambda: _middle(wanted, vmm))
-        finally:
-            os.close(vmm)
-        spaces.inside(wanted.vmm_space, lambda: _vmm(wanted))
+        _raise_inner(wanted)
         _host_last(wanted)
+
+
+def raise_inner(wanted: Wanted) -> None:
+    """The same of the two namespaces alone; their uplink must be there. Raises HostError."""
+    with readlinks.worded("set up"):
+        spaces.inside(wanted.vmm_space, lambda: _settle(state.VMM_SETTINGS))
+        _raise_inner(wanted)
+
+
+def _raise_inner(wanted: Wanted) -> None:
+    vmm = spaces.open_space(wanted.vmm_space)
+    try:
+        spaces.inside(wanted.middle_space, lambda: _middle(wanted, vmm))
+    finally:
+        os.close(vmm)
+    spaces.inside(wanted.vmm_space, lambda: _vmm(wanted))
 
 
 def remove_host_link(name: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reconcilers.network import readlinks, spaces
-from specs.egress import Address, Egress
+from specs.egress import Address, Egress, Network
 from specs.names import INTERFACE_PREFIX
 
 RESOLVER_FILES = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
@@ -30,7 +30,7 @@ class Surroundings:
     """
 
     mtu: int
-    addresses: frozenset[Address]
+    addresses: frozenset[Address | Network]
     forwards4: bool
     forwards6: bool
     ipv6: bool

@@ -28,33 +28,50 @@ def devices(names: HostNames) -> tuple[str, ...]:
 def unavailable() -> str:
     """Why no tap can be made on this host; empty when one can. Opening alone makes none."""
     try:
-        os.close(_open())
+        os.close(_device())
     except OSError as error:
         return error.strerror or str(error)
     return ""
 
 
-def _open() -> int:
+def fix() -> str:
+    """What makes DEVICE one that can be opened."""
+    return FIX if os.geteuid() == 0 else f"chmod 0666 {DEVICE}, as root"
+
+
+def _device() -> int:
     return os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def open_tap(names: HostNames) -> int:
     """A new tap on the sandbox's bridge, up; the descriptor is the caller's. Raises HostError."""
-    name = names.interface("t")
+    descriptor = _open(names.interface("t"), _IFF_VNET_HDR)
     try:
-        descriptor = _open()
-    except OSError as error:
-        raise HostError(f"{DEVICE} cannot be opened: {error.strerror}", fix=FIX) from error
-    try:
-        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | _IFF_TUN_EXCL
-        # struct ifreq: the name, then a union that is 24 bytes long
-        request = struct.pack("16sH22x", name.encode(), flags)
-        fcntl.ioctl(descriptor, _TUNSETIFF, request)
         links.attach_tap(names)
-    except OSError as error:
-        os.close(descriptor)
-        raise HostError(f"the tap {name} cannot be made: {error.strerror}") from error
     except BaseException:
         os.close(descriptor)
         raise
+    return descriptor
+
+
+def open_uplink(name: str) -> int:
+    """A new tap without a header before its frames; the descriptor is the caller's. Raises
+    HostError.
+    """
+    return _open(name, 0)
+
+
+def _open(name: str, header: int) -> int:
+    try:
+        descriptor = _device()
+    except OSError as error:
+        raise HostError(f"{DEVICE} cannot be opened: {error.strerror}", fix=fix()) from error
+    try:
+        flags = _IFF_TAP | _IFF_NO_PI | _IFF_TUN_EXCL | header
+        # struct ifreq: the name, then a union that is 24 bytes long
+        request = struct.pack("16sH22x", name.encode(), flags)
+        fcntl.ioctl(descriptor, _TUNSETIFF, request)
+    except OSError as error:
+        os.close(descriptor)
+        raise HostError(f"the tap {name} cannot be made: {error.strerror}") from error
     return descriptor

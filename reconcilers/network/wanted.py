@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reconcilers.network.addresses import Addresses, mac
-from specs.egress import Address, Egress
+from specs.egress import Address, Egress, Network
 from specs.names import HostNames
 
 # firewall mark of packets that the rules let through, in both namespaces; no bit that kube-proxy,
@@ -29,7 +29,7 @@ class Wanted:
     egress: Egress
     mtu: int
     resolver: Address | None
-    host_addresses: frozenset[Address]
+    host_addresses: frozenset[Address | Network]
     ipv6: bool
     host_ipv6: bool
 

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from reconcilers.confinement.handover import hand_over_groups
 from tests.conftest import EVIDENCE
@@ -134,7 +134,9 @@ def person(*, groups: bool = True) -> Iterator[Person]:
 
 def groups_of(someone: Person) -> list[Path]:
     """What root prepared for the user, in each hierarchy."""
-    return list(Path("/sys/fs/cgroup").glob(f"**/box-users/{someone.uid}"))
+    # groups come and go meanwhile, which os.walk takes as it is
+    tops = (Path(top) for top, _, _ in os.walk("/sys/fs/cgroup") if top.endswith("/box-users"))
+    return [group for top in tops if (group := top / str(someone.uid)).is_dir()]
 
 
 def in_groups_of(someone: Person) -> list[int]:
@@ -249,7 +251,7 @@ class PersonsHome(CaseHome):
         return [path for top in tops if (path := top / "box" / self.instance / name).is_dir()]
 
     def children(self) -> set[int]:
-        """Without the reader process, which lives as long as its controller."""
+        """Without the two processes that live as long as their controller."""
         return {pid for pid in super().children() if not is_reader(pid)}
 
     def claims(self) -> str:
@@ -267,17 +269,21 @@ class PersonsHome(CaseHome):
         until(lambda: not self.vmms(), 20, "VMMs of the test are gone")
 
 
+HomeT = TypeVar("HomeT", bound=PersonsHome)
+
+
 def is_reader(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return b"insidereader" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"insidereader" in command or b"innerworker" in command
     return False
 
 
 @contextlib.contextmanager
-def persons_home(owner: Person, **settings: Any) -> Iterator[PersonsHome]:
+def persons_home_of(kind: type[HomeT], owner: Person, **settings: Any) -> Iterator[HomeT]:
     """A home of this user, without a controller yet."""
     path = owner.folder / f"home-{secrets.token_hex(2)}"
-    home = PersonsHome(owner, path, **settings)
+    home = kind(owner, path, **settings)
     for folder in (path, home.boxes):
         folder.mkdir(mode=0o700)
         os.chown(folder, owner.uid, owner.gid)
@@ -287,3 +293,8 @@ def persons_home(owner: Person, **settings: Any) -> Iterator[PersonsHome]:
     finally:
         EVIDENCE.forget(path)
         home.close()
+
+
+def persons_home(owner: Person, **settings: Any) -> contextlib.AbstractContextManager[PersonsHome]:
+    """A plain one."""
+    return persons_home_of(PersonsHome, owner, **settings)
