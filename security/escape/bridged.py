@@ -56,8 +56,8 @@ class Bridged:
     def __init__(self, arena: Arena) -> None:
         if not arena.root:
             raise Unproved(
-                "not attacked: as an ordinary user no namespace without uplink can be made that has"
-                " the attacked addresses and subordinate ids at once"
+                "not attacked: only root can make network namespaces without an uplink that bear"
+                " the attacked addresses"
             )
         folder = arena.folder / "net"
         folder.mkdir(mode=0o755)
