@@ -77,3 +77,29 @@ def _asks_the_guest(words: list[str]) -> int | None:
     told["readings"].append({**told["readings"][0], "got": said})
     print(json.dumps(told))
     return 0
+
+
+@impostor("escaped words")
+def _raw_words(words: list[str]) -> int | None:
+    """What is shown of a guest's words is shown as it came."""
+    from specs import text
+
+    text.visible = text.visible_lines = lambda shown, limit=200: shown  # type: ignore[assignment]
+    return None
+
+
+@impostor("deletion")
+def _deletion(words: list[str]) -> int | None:
+    """Sandbox `liar` is said to be gone; it goes when something else is deleted."""
+    if words == ["delete", "liar"] or words[:4] == ["wait", "liar", "--for", "deleted"]:
+        return 0
+    if words[0] == "delete":
+        _box("delete", "liar")
+        _box("wait", "liar", "--for", "deleted", "--timeout", "60s")
+    return None
+
+
+@impostor("mending")
+def _mending(words: list[str]) -> int | None:
+    """Sandbox `load` never answers."""
+    return 1 if words[:2] == ["exec", "load"] and "echo" in words else None

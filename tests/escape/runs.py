@@ -32,6 +32,7 @@ class Run:
     hold: tuple[str, ...]
     isolation: str = "strict"
     accel: str = "tcg"
+    scale: float = 1.0
 
     @property
     def checks(self) -> list[str]:
@@ -54,7 +55,16 @@ def found(run: Run) -> dict[str, tuple[str, str]]:
     only = [word for id in run.checks for word in ("--only", id)]
     with tempfile.TemporaryDirectory(prefix="boxtest-") as folder:
         report = Path(folder) / "report.json"
-        words = (run.isolation, "--accel", run.accel, *only, "--json", str(report))
+        words = (
+            run.isolation,
+            "--accel",
+            run.accel,
+            "--scale",
+            str(run.scale),
+            *only,
+            "--json",
+            str(report),
+        )
         done = suite(box, *words)
         print(done.stdout, done.stderr)
         assert report.exists(), f"the suite wrote no report: {done.stdout} {done.stderr}"

@@ -45,7 +45,7 @@ IN_THE_LAUNCHER = {
     "seccomp": "jailrights.load_seccomp = nothing",
     "seccomp program": launchers.ALLOW_EVERYTHING,
     "user": 'without("identity")',
-    "groups": launchers.A_GROUP,
+    "no groups": launchers.A_GROUP,
     "pid namespace": "jailroot.NAMESPACES &= ~syscalls.CLONE_NEWPID",
     "net namespace": "syscalls.CLONE_NEWNET = 0",
     "ipc namespace": "jailroot.NAMESPACES &= ~syscalls.CLONE_NEWIPC",
@@ -54,10 +54,11 @@ IN_THE_LAUNCHER = {
     "empty network": launchers.ANOTHER_DEVICE,
     "read-only root": "jailroot.READ_ONLY &= ~syscalls.MOUNT_ATTR_RDONLY",
     "nosuid root": "jailroot.READ_ONLY &= ~syscalls.MOUNT_ATTR_NOSUID",
-    "environment": launchers.ENVIRONMENT,
-    "file of the host": launchers.KEEP_A_FILE.format("/etc/passwd"),
-    "folder of the host": launchers.KEEP_A_FILE.format("/"),
-    "device": launchers.KEEP_A_FILE.format("/dev/zero"),
+    "empty environment": launchers.ENVIRONMENT,
+    "no file of the host": launchers.KEEP_A_FILE.format("/etc/passwd"),
+    "no folder of the host": launchers.KEEP_A_FILE.format("/"),
+    "no device": launchers.KEEP_A_FILE.format("/dev/zero"),
+    "landlock": launchers.NO_LANDLOCK,
     "core limit": 'limit("core", 1 << 20)',
     "file size limit": 'limit("fsize", -1)',
 }
@@ -71,7 +72,9 @@ WITHOUT_QEMUS_OWN = ("no_new_privs", "seccomp")
 """QEMU's own filter would set no_new_privs, and is a filter."""
 
 
-def _in_the_launcher(name: str) -> Callable[[Product], None]:
+def in_the_launcher(name: str) -> Callable[[Product], None]:
+    """The wall that this program of IN_THE_LAUNCHER takes away."""
+
     def remove(product: Product) -> None:
         product.launcher.append(IN_THE_LAUNCHER[name])
         if name in WITHOUT_QEMUS_OWN:
@@ -80,7 +83,7 @@ def _in_the_launcher(name: str) -> Callable[[Product], None]:
     return remove
 
 
-WALLS.update({name: _in_the_launcher(name) for name in IN_THE_LAUNCHER})
+WALLS.update({name: in_the_launcher(name) for name in IN_THE_LAUNCHER})
 
 
 def into_launchers(product: Product) -> None:
@@ -111,7 +114,7 @@ def _mnt_namespace(product: Product) -> None:
     product.around("reconcilers.microvm.launch", launched)
 
 
-@wall("canary in the root")
+@wall("no canary in the root")
 def _canary(product: Product) -> None:
     path = str(_canary_file())
     extra = RootFile(path, path, False)
@@ -176,6 +179,12 @@ def _private_disk(product: Product) -> None:
 @wall("private sockets")
 def _private_sockets(product: Product) -> None:
     product.replace("reconcilers.sockets.SOCKET_MODE", 0o666)
+
+
+@wall("disk size")
+def _disk_size(product: Product) -> None:
+    """Disks are made larger than declared."""
+    product.around("reconcilers.disk.create", lambda create, at, size: create(at, 2 * size))
 
 
 @wall("clean deletion")
