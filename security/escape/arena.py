@@ -98,12 +98,13 @@ class Arena:
             raise BoxError(f"box get names no process for {name}")
         return pid
 
-    def helpers(self, name: str) -> list[int]:
-        """Processes in the sandbox's control group besides its VMM (virtiofsd, passt).
+    def helpers(self, name: str, vmm: int = 0) -> list[int]:
+        """Processes in the sandbox's control group besides its VMM (virtiofsd, passt), which is
+        asked for when it is not given.
 
         KVM puts a thread of the kernel's own there for each machine: no program runs in it.
         """
-        pid = self.vmm(name)
+        pid = vmm or self.vmm(name)
         at = groups.folders(f"/proc/{pid}")
         folder = at.get("pids", at.get("v2"))
         found = [] if folder is None else groups.members(folder)
@@ -112,8 +113,8 @@ class Arena:
     def confined(self) -> dict[str, int]:
         """Every process that faces a guest: "a", "b", "a virtiofsd 4711"."""
         found = dict(self.vmms())
-        for name in list(found):
-            for pid in self.helpers(name):
+        for name, vmm in list(found.items()):
+            for pid in self.helpers(name, vmm):
                 program = Path(proc.arguments(pid)[0]).name
                 found[f"{name} {program} {pid}"] = pid
         return found

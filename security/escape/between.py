@@ -20,6 +20,7 @@ from functools import partial
 from . import attack, groups, places, proc
 from .arena import RAM_MIB, Arena
 from .report import Failed, check
+from .within import enter_user_namespace
 
 # Where the host's own network and IPC are: only namespaces keep a VMM from those, not its user.
 ONLY_NAMESPACES = {
@@ -53,7 +54,8 @@ def _attempted(arena: Arena) -> Attempted:
         reached: dict[str, list[int]] = {}
         with target_of(arena, "b") as target:
             for place in ("host", *attacks(arena)):
-                lines = places.start(place, a, partial(_all, target)).results()
+                task = partial(_all, target, from_within=place == "host" and not arena.root)
+                lines = places.start(place, a, task).results()
                 for kind, name, outcome in lines[:-1]:
                     outcomes.setdefault(place, {}).setdefault(kind, {})[name] = outcome
                 reached[place] = lines[-1]
@@ -62,7 +64,10 @@ def _attempted(arena: Arena) -> Attempted:
     return arena.once("between", attempt)
 
 
-def _all(target: attack.Target, say: places.Say) -> None:
+def _all(target: attack.Target, say: places.Say, *, from_within: bool) -> None:
+    """`from_within`: an ordinary user has the rights of the host over b in its user namespace."""
+    if from_within:
+        enter_user_namespace(target.pid)
     for each in attack.attempts(target):
         say(each)
     say(attack.reachable(max(target.pid, os.getpid()) + 2000))

@@ -7,15 +7,19 @@ canary=$1 home=$2 runtime=$3
 
 say() { printf '%s %s\n' "$nonce" "$*"; }
 
-# try KEY COMMAND...: "KEY done" when it succeeded, "KEY refused WHY" when not
+# try KEY COMMAND...: "KEY done" when it succeeded, "KEY refused WHY" when not; without a further
+# process, of which there would be hundreds
+newline='
+'
 try() {
     key=$1
     shift
     if said=$("$@" 2>&1); then
-        say "$key" "done $(printf %s "$said" | head -n 1 | cut -c1-100)"
+        set -- "done ${said%%"$newline"*}"
     else
-        say "$key" "refused $(printf %s "$said" | tail -n 1 | cut -c1-100)"
+        set -- "refused ${said##*"$newline"}"
     fi
+    printf '%s %s %.108s\n' "$nonce" "$key" "$1"
 }
 
 exists() { ls -d "$1"; }

@@ -59,14 +59,16 @@ def no_new_privs(arena: Arena) -> str:
 @check("outside.seccomp", "a filter is in force on every thread and refuses every harmful call")
 def seccomp(arena: Arena) -> str:
     count, shown = 0, ""
+    judged: list[list[bpf.Program]] = []
     for name, pid in arena.confined().items():
         for tid, status in proc.thread_statuses(pid).items():
             count += 1
             mode, filters = status.get("Seccomp"), status.get("Seccomp_filters", "0")
             if mode != "2" or filters == "0":
                 raise Failed(f"Seccomp is {mode} with {filters} filters in thread {tid} of {name}")
-            if arena.root:
-                shown = _judged(name, tid, bpf.fetch(tid))
+            if arena.root and (programs := bpf.fetch(tid)) not in judged:
+                shown = _judged(name, tid, programs)
+                judged.append(programs)  # threads mostly share theirs
     arena.confinement["seccomp"] = "filter"
     if not arena.root:
         raise Unproved(
@@ -282,7 +284,7 @@ def root(arena: Arena) -> str:
         for path in ("etc/passwd", "etc/shadow", "root", "home", "proc/1", "sys/kernel", "run/box"):
             if os.path.lexists(top / path):
                 raise Failed(f"{name} sees /{path}")
-        environment = Path(f"/proc/{pid}/environ").read_bytes().strip(b"\0")
+        environment = proc.environment(pid)
         if environment:
             raise Failed(f"{name} has {len(environment)} bytes of environment")
         counts.append(f"{name} {len(table)}")

@@ -10,6 +10,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from .within import seen_within
+
 CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 NAMESPACES = ("net", "pid", "mnt", "ipc", "uts", "cgroup")
 CHUNK = 1 << 20
@@ -74,6 +76,7 @@ def namespace(pid: int | str, name: str) -> str:
     return os.readlink(f"/proc/{pid}/ns/{name}")
 
 
+@seen_within
 def descriptors(pid: int) -> list[Descriptor]:
     found = []
     for name in os.listdir(f"/proc/{pid}/fd"):
@@ -109,6 +112,12 @@ def _kind(target: str, mode: int) -> str:
     return "other"
 
 
+@seen_within
+def environment(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes().strip(b"\0")
+
+
+@seen_within
 def mounts(pid: int) -> list[tuple[str, frozenset[str], str]]:
     """(mount point inside, options, kind of file system)."""
     found = []
@@ -139,6 +148,7 @@ def limit(pid: int, name: str) -> tuple[str, str]:
     raise OSError(f"no limit is called {name}")
 
 
+@seen_within
 def find_in_memory(pid: int, needles: dict[str, bytes]) -> dict[str, str]:
     """Which of the needles the process's own memory holds, and in which mapping."""
     found: dict[str, str] = {}
@@ -175,6 +185,7 @@ def _mappings(pid: int) -> list[tuple[int, int, str]]:
     return sorted(found, key=lambda mapping: mapping[0] - mapping[1])
 
 
+@seen_within
 def readable_address(pid: int) -> int:
     """The first byte of some readable mapping."""
     return next(begin for begin, _, _ in reversed(_mappings(pid)))
