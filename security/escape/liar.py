@@ -208,9 +208,7 @@ def unharmed(arena: Arena, told: Liar) -> Iterator[list[str]]:
         )
     grown = _memory(at, "VmHWM") - before
     if grown > GROWTH_AT_MOST:
-        raise Failed(
-            f"the controller grew by {grown / MIB:.0f} MiB, to {before / MIB:.0f} and more"
-        )
+        raise Failed(f"the controller grew by {grown / MIB:.0f} MiB, from {before / MIB:.0f} MiB")
     worst = max(times, default=float("inf"))
     if worst > EXEC_SECONDS * arena.home.scale:
         raise Failed(f"box exec in another sandbox took {worst:.1f} s meanwhile")
