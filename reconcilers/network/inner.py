@@ -115,7 +115,7 @@ def build(wanted: Wanted) -> tuple[int, int, int]:
 
 def _uplink(wanted: Wanted) -> int:
     descriptor = taps.open_uplink(wanted.uplink)
-    with readlinks.worded("set up"), readlinks.netlink() as ip:
+    with links.worded(), links.netlink() as ip:
         index = links.number_of(wanted.uplink)
         ip.link("set", index=index, address=mac(wanted.names, "uplink"), mtu=wanted.mtu)
     return descriptor

@@ -10,14 +10,18 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from ipaddress import ip_interface
-from typing import Any
+from typing import Any, TypeVar
 
 from reconcilers.network import readlinks, spaces, state
 from reconcilers.network.addresses import LINK4, LINK6, mac
+from reconcilers.network.routing import Routing
+from reconcilers.network.rtmessages import Route, Rule
 from reconcilers.network.wanted import MARK, Wanted
 from specs.names import HostNames
+
+T = TypeVar("T")
 
 # include/uapi/linux/if_addr.h: no duplicate address detection, no route of its own
 _IFA_F_NODAD, _IFA_F_NOPREFIXROUTE = 0x02, 0x200
@@ -27,7 +31,7 @@ _IP4, _IP6 = socket.AF_INET, socket.AF_INET6
 
 def raise_links(wanted: Wanted) -> None:
     """Both namespaces' links with all that is on them (blocking). Raises HostError."""
-    with readlinks.worded("set up"):
+    with worded():
         spaces.inside(wanted.vmm_space, lambda: _settle(state.VMM_SETTINGS))
         _host_first(wanted)
         _raise_inner(wanted)
@@ -36,7 +40,7 @@ def raise_links(wanted: Wanted) -> None:
 
 def raise_inner(wanted: Wanted) -> None:
     """The same of the two namespaces alone; their uplink must be there. Raises HostError."""
-    with readlinks.worded("set up"):
+    with worded():
         spaces.inside(wanted.vmm_space, lambda: _settle(state.VMM_SETTINGS))
         _raise_inner(wanted)
 
@@ -52,36 +56,29 @@ def _raise_inner(wanted: Wanted) -> None:
 
 def remove_host_link(name: str) -> None:
     """The host's end of a sandbox's uplink, and with it the other end (blocking)."""
-    with readlinks.worded("set up"), readlinks.netlink() as ip, contextlib.suppress(OSError):
+    with worded(), netlink() as ip, contextlib.suppress(OSError):
         ip.link("delete", index=socket.if_nametoindex(name))
 
 
 def remove_rules(device: str) -> None:
     """Every `ip rule` of the host that names this device (blocking)."""
-    with readlinks.worded("set up"), readlinks.netlink() as ip:
-        for family in (_IP4, _IP6):
-            for found in ip.get_rules(family=family):
-                if found.get("FRA_IIFNAME") == device:
-                    _delete_rule(ip, family, found)
+    with worded(), netlink() as ip:
+        for found in _read(Routing.rules):
+            if found.device == device:
+                _delete_rule(ip, found)
 
 
 def rule_devices() -> set[str]:
     """Every device that an `ip rule` of the host names, also one that is gone (blocking)."""
-    with readlinks.worded("set up"), readlinks.netlink() as ip:
-        return {
-            str(name)
-            for family in (_IP4, _IP6)
-            for found in ip.get_rules(family=family)
-            if (name := found.get("FRA_IIFNAME"))
-        }
+    with readlinks.worded("read"):
+        return {found.device for found in _read(Routing.rules) if found.device}
 
 
 def attach_tap(names: HostNames) -> None:
     """Put the tap on the bridge; in the VMM's namespace, where it was just opened."""
-    with readlinks.worded("set up"), readlinks.netlink() as ip:
+    with worded(), netlink() as ip:
         bridge, tap = number_of(names.interface("b")), number_of(names.interface("t"))
-        [found] = ip.link("get", index=bridge)
-        ip.link("set", index=tap, master=bridge, mtu=found.get("mtu"))
+        ip.link("set", index=tap, master=bridge, mtu=_mtus()[bridge])
         ip.link("set", index=tap, state="up")
 
 
@@ -92,7 +89,7 @@ def names() -> list[str]:
 
 def _host_first(wanted: Wanted) -> None:
     """Rules and link towards the host, still down: nothing leads anywhere before the rules do."""
-    with readlinks.netlink() as ip:
+    with netlink() as ip:
         _set_rules(ip, wanted)
         device = wanted.host_side
         middle = spaces.inside(wanted.middle_space, lambda: number_of(wanted.uplink))
@@ -112,7 +109,7 @@ def _host_first(wanted: Wanted) -> None:
 
 def _host_last(wanted: Wanted) -> None:
     own, device = wanted.addresses, wanted.host_side
-    with readlinks.netlink() as ip:
+    with netlink() as ip:
         _settle(state.host_settings(wanted))
         index = number_of(device)
         _set_mtu(ip, index, wanted.mtu)
@@ -128,7 +125,7 @@ def _host_last(wanted: Wanted) -> None:
 
 def _middle(wanted: Wanted, vmm: int) -> None:
     own = wanted.addresses
-    with readlinks.netlink() as ip:
+    with netlink() as ip:
         _clear_links(ip, (wanted.guest_side, wanted.uplink))
         _set_middle_rules(ip)
         _guest_link(ip, wanted, vmm)
@@ -162,7 +159,7 @@ def _guest_link(ip: Any, wanted: Wanted, vmm: int) -> None:
 
 
 def _vmm(wanted: Wanted) -> None:
-    with readlinks.netlink() as ip:
+    with netlink() as ip:
         _clear_links(ip, (wanted.bridge, wanted.inner, wanted.tap))
         if not number_of(wanted.bridge):
             # no spanning tree, no multicast bookkeeping: two ports and one of them is a guest
@@ -179,28 +176,25 @@ def _vmm(wanted: Wanted) -> None:
 
 def _clear_links(ip: Any, wanted: Collection[str]) -> None:
     """In a namespace of ours: what somebody put there goes, the kernel's own devices are down."""
-    for found in ip.get_links():
-        name, up = found.get("ifname"), readlinks.is_up(found)
-        if name == "lo" or name in wanted or readlinks.idle(name, readlinks.kind_of(found), up):
+    for found in _read(Routing.links):
+        if found.name in ("lo", *wanted) or readlinks.idle(found):
             continue
-        if readlinks.idle(name, readlinks.kind_of(found), False):
-            ip.link("set", index=found["index"], state="down")
+        if readlinks.is_fallback(found):
+            ip.link("set", index=found.index, state="down")
         else:
-            ip.link("delete", index=found["index"])
+            ip.link("delete", index=found.index)
 
 
 def _set_mtu(ip: Any, index: int, mtu: int) -> None:
-    [found] = ip.link("get", index=index)
-    if found.get("mtu") != mtu:
+    if _mtus().get(index) != mtu:
         ip.link("set", index=index, mtu=mtu)
 
 
 def _set_addresses(ip: Any, index: int, wanted: Iterable[str]) -> None:
     have: dict[str, tuple[str, int]] = {}
-    for found in ip.get_addr(index=index):
-        if found["scope"] == readlinks.RT_SCOPE_UNIVERSE:
-            text = str(found.get("local") or found.get("address"))
-            have[f"{text}/{found['prefixlen']}"] = (text, found["prefixlen"])
+    for found in _read(Routing.addresses):
+        if found.device == index and found.scope == readlinks.RT_SCOPE_UNIVERSE:
+            have[f"{found.text}/{found.prefix}"] = (found.text, found.prefix)
     for text in have.keys() - set(wanted):
         ip.addr("del", index=index, address=have[text][0], prefixlen=have[text][1])
     for text in set(wanted) - have.keys():
@@ -212,9 +206,11 @@ def _set_addresses(ip: Any, index: int, wanted: Iterable[str]) -> None:
 
 def _set_routes(ip: Any, table: int, wanted: dict[int, list[tuple[str, str]]]) -> None:
     """`wanted`: device -> (destination, gateway or nothing); links' own routes come first."""
-    for found in ip.get_routes(table=table):
-        ours = found.get("oif") in wanted and not readlinks.link_local(found)
-        if ours and not _is_wanted(found, wanted[found.get("oif")]):
+    for found in _read(lambda kernel: kernel.routes(table)):
+        # The host's main table is its own; the one of marked packets is ours alone.
+        ours = table == state.MARKED_TABLE or found.device in wanted
+        right = _is_wanted(found, wanted.get(found.device, ()))
+        if ours and not right and not readlinks.link_local(found):
             ip.route("del", **_as_request(found))
     for device, routes in wanted.items():
         for to, via in routes:
@@ -225,25 +221,25 @@ def _set_routes(ip: Any, table: int, wanted: dict[int, list[tuple[str, str]]]) -
             ip.route("replace", family=family, dst=to, oif=device, table=table, **more)
 
 
-def _is_wanted(found: Any, wanted: Iterable[tuple[str, str]]) -> bool:
-    to = f"{found.get('dst')}/{found['dst_len']}" if found["dst_len"] else "default"
-    return (to, str(found.get("gateway") or "")) in wanted and found["type"] == 1
+def _is_wanted(found: Route, wanted: Iterable[tuple[str, str]]) -> bool:
+    to = found.to if found.length else "default"
+    return (to, found.gateway) in wanted and found.kind == readlinks.RTN_UNICAST
 
 
 def _clear_main(ip: Any) -> None:
     """A route in the middle's main table would be there for unmarked packets too."""
-    for found in ip.get_routes(table=readlinks.MAIN_TABLE):
+    for found in _read(lambda kernel: kernel.routes(readlinks.MAIN_TABLE)):
         if not readlinks.link_local(found):
             ip.route("del", **_as_request(found))
 
 
-def _as_request(found: Any) -> dict[str, Any]:
-    request = {"family": found["family"], "table": found.get("table"), "type": found["type"]}
-    request["dst"] = f"{found.get('dst')}/{found['dst_len']}" if found["dst_len"] else "default"
-    for key in ("oif", "gateway", "priority"):
-        if (value := found.get(key)) is not None:
-            request[key] = value
-    return request
+def _as_request(found: Route) -> dict[str, Any]:
+    request: dict[str, Any] = {"family": found.family, "table": found.table, "type": found.kind}
+    request["dst"] = found.to if found.length else "default"
+    if found.family == _IP4:
+        request["scope"] = found.scope  # without it only a route through a gateway is found
+    more = {"oif": found.device, "gateway": found.gateway, "priority": found.priority}
+    return request | {key: value for key, value in more.items() if value}
 
 
 def _set_rules(ip: Any, wanted: Wanted) -> None:
@@ -263,11 +259,11 @@ def _set_rules(ip: Any, wanted: Wanted) -> None:
         lines = {line for line in state.wanted_state(wanted).lines[state.RULES]
                  if line.startswith(f"host: IPv{readlinks.FAMILIES[family]} ")}  # fmt: skip
         seen = []
-        for found in ip.get_rules(family=family):
-            if found.get("FRA_IIFNAME") == wanted.host_side:
+        for found in _read(Routing.rules):
+            if found.family == family and found.device == wanted.host_side:
                 line = readlinks.rule_line("host", found)
                 if line not in lines or line in seen:
-                    _delete_rule(ip, family, found)
+                    _delete_rule(ip, found)
                 seen.append(line)
         for each in needed:
             with _already_there():
@@ -275,30 +271,36 @@ def _set_rules(ip: Any, wanted: Wanted) -> None:
 
 
 def _set_middle_rules(ip: Any) -> None:
+    right = set()
+    for found in _read(Routing.rules):
+        if (found.priority, found.mark, found.table, found.action, found.device) == (
+            state.MIDDLE_PRIORITY, MARK, state.MARKED_TABLE, readlinks.FR_ACT_TO_TBL, ""
+        ):  # fmt: skip
+            right.add(found.family)
+        elif found.priority not in readlinks.KERNEL_RULES:
+            _delete_rule(ip, found)
     for family in (_IP4, _IP6):
-        wanted = False
-        for found in ip.get_rules(family=family):
-            priority = found.get("FRA_PRIORITY") or 0
-            if (
-                priority == state.MIDDLE_PRIORITY
-                and found.get("FRA_FWMARK") == MARK
-                and (found.get("FRA_TABLE") == state.MARKED_TABLE and found["action"] == 1)
-            ):
-                wanted = True
-            elif priority not in (0, 32766, 32767):  # the kernel's own three
-                _delete_rule(ip, family, found)
-        if not wanted:
+        if family not in right:
             ip.rule("add", family=family, priority=state.MIDDLE_PRIORITY, fwmark=MARK,
                     fwmask=0xFFFFFFFF, table=state.MARKED_TABLE)  # fmt: skip
 
 
-def _delete_rule(ip: Any, family: int, found: Any) -> None:
-    request: dict[str, Any] = {"family": family, "action": found["action"]}
-    for name in ("priority", "iifname", "fwmark", "fwmask", "goto", "table"):
-        if value := found.get(f"FRA_{name.upper()}"):
-            request[name] = value
+def _delete_rule(ip: Any, found: Rule) -> None:
+    request: dict[str, Any] = {"family": found.family, "action": found.action}
+    more = {"priority": found.priority, "iifname": found.device, "fwmark": found.mark,
+            "fwmask": found.mask, "goto": found.goto, "table": found.table}  # fmt: skip
+    request |= {key: value for key, value in more.items() if value}
     with _already_there():
         ip.rule("del", **request)
+
+
+def _read(ask: Callable[[Routing], T]) -> T:
+    with Routing() as kernel:
+        return ask(kernel)
+
+
+def _mtus() -> dict[int, int]:
+    return {found.index: found.mtu for found in _read(Routing.links)}
 
 
 def _settle(settings: dict[str, str]) -> None:
@@ -321,8 +323,27 @@ def _delete(ip: Any, name: str) -> None:
 
 
 def _delete_here(name: str) -> None:
-    with readlinks.netlink() as ip:
+    with netlink() as ip:
         _delete(ip, name)
+
+
+def netlink() -> Any:
+    """A routing socket of the calling thread's namespace, to change things through."""
+    from pyroute2 import IPRoute  # 0.3 s to import: only who makes a network pays
+
+    return IPRoute()
+
+
+@contextlib.contextmanager
+def worded() -> Iterator[None]:
+    """The kernel's refusals as HostError."""
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    with readlinks.worded("set up"):
+        try:
+            yield
+        except NetlinkError as error:
+            raise OSError(error.code, os.strerror(error.code)) from error
 
 
 @contextlib.contextmanager

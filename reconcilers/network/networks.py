@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from ipaddress import ip_address
 
 from reconcilers.facts import Network
@@ -43,6 +44,29 @@ RULES_ITEM, HOST_RULES_ITEM, PLACE_ITEM, TAP_ITEM = (
     "tap",
 )
 _AS_WANTED = "as wanted"
+
+
+@dataclass(frozen=True)
+class _Right:
+    """A table as it must be, and the digest of its text."""
+
+    table: Table
+    digest: str
+
+    @classmethod
+    def of(cls, table: Table) -> _Right:
+        return cls(table, hashlib.sha256(table.to_json()).hexdigest())
+
+
+# Written down once and not in every pass: what is wanted changes seldom.
+@lru_cache(maxsize=1024)
+def _middle_table(wanted: Wanted) -> _Right:
+    return _Right.of(rules.middle_table(wanted))
+
+
+@lru_cache(maxsize=1024)
+def _host_table(wanted: Wanted) -> _Right:
+    return _Right.of(rules.host_table(wanted))
 
 
 class Networks:
@@ -85,8 +109,8 @@ class Networks:
             readings += [self._place(wanted, vmm), _tap(right.tap, found.tap)]
         dropped: dict[str, int] = {}
         readings += [
-            self._rules(wanted.middle_space, rules.middle_table(wanted), dropped),
-            self._rules("", rules.host_table(wanted), dropped),
+            self._rules(wanted.middle_space, _middle_table(wanted), dropped),
+            self._rules("", _host_table(wanted), dropped),
         ]
         problem, fix = _problem(around, wanted.egress)
         return Network(
@@ -105,23 +129,22 @@ class Networks:
             around = surroundings.look(self._resolver)
             return _wanted(names, box, around, slot).for_guest().decode()
 
-    def _rules(self, space: str, table: Table, dropped: dict[str, int]) -> Reading:
+    def _rules(self, space: str, right: _Right, dropped: dict[str, int]) -> Reading:
         """Compare one table; the host's own namespace when `space` is empty."""
         item = RULES_ITEM if space else HOST_RULES_ITEM
         source = f"ip netns exec {space} " if space else ""
-        source += f"nft list table inet {table.name}"
+        source += f"nft list table inet {right.table.name}"
         try:
-            wrong = _in(space, lambda: self._difference(space, table, dropped))
+            wrong = _in(space, lambda: self._difference(space, right, dropped))
         except (BoxError, OSError) as error:
             if space and not spaces.exists(space):
                 return _reading(item, "no namespace", item, source)
             raise HostError(f"the rules cannot be read: {error}") from error
         return _reading(item, wrong, item, source)
 
-    def _difference(self, space: str, table: Table, dropped: dict[str, int]) -> str:
-        where = f"{space} {spaces.inode(space)}" if space else ""
-        digest = hashlib.sha256(table.to_json()).hexdigest()
-        now = (tables.generation(), digest)
+    def _difference(self, space: str, right: _Right, dropped: dict[str, int]) -> str:
+        where, table = f"{space} {spaces.inode(space)}" if space else "", right.table
+        now = (tables.generation(), right.digest)
         if self._right.get((where, table.name)) != now:
             found = tables.listing(table.name)
             if found is None:
@@ -160,18 +183,18 @@ class Networks:
                 links.raise_links(wanted)  # the lock ends when the slot can be seen on the link
 
     def _load_rules(self, wanted: Wanted) -> None:
-        middle, ours = rules.middle_table(wanted), rules.host_table(wanted)
+        middle, ours = _middle_table(wanted), _host_table(wanted)
         if _in(wanted.middle_space, lambda: self._load(wanted.middle_space, middle)):
             # What was let through under other rules is judged again.
             spaces.inside(wanted.middle_space, tables.forget_connections)
         self._load("", ours)
 
-    def _load(self, space: str, table: Table) -> bool:
+    def _load(self, space: str, right: _Right) -> bool:
         """Load a table unless it is there already; whether it was loaded."""
-        if not self._difference(space, table, {}):
+        if not self._difference(space, right, {}):
             return False
-        tables.load(table)
-        if wrong := self._difference(space, table, {}):
+        tables.load(right.table)
+        if wrong := self._difference(space, right, {}):
             raise HostError(f"the rules were loaded, and then {wrong}")
         return True
 
@@ -226,9 +249,9 @@ def _strays(instance: str, known: Iterable[str]) -> dict[str, Callable[[], None]
 
     found_links = list(filter(stray, links.names()))
     found_spaces = list(filter(stray, spaces.names()))
-    # The other listings cost more. Namespaces are made first and removed last, so without a trace
-    # of those there is nothing else.
-    if not (found_links or found_spaces):
+    found_rules = list(filter(stray, links.rule_devices()))
+    # A listing of tables costs more, and no table is there without a trace of the others.
+    if not (found_links or found_spaces or found_rules):
         return {}
     found: dict[str, Callable[[], None]] = {
         name: partial(links.remove_host_link, name) for name in found_links
@@ -237,7 +260,7 @@ def _strays(instance: str, known: Iterable[str]) -> dict[str, Callable[[], None]
     for name in tables.names() if tables.installed() else ():
         if name.startswith(ours) and name not in kept_tables:
             found[f"table {name}"] = partial(tables.delete, name)
-    for name in filter(stray, links.rule_devices()):
+    for name in found_rules:
         found[f"rules of {name}"] = partial(links.remove_rules, name)
     return found | {name: partial(spaces.remove, name) for name in found_spaces}
 

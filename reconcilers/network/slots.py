@@ -11,11 +11,12 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv4Network, ip_network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from reconcilers.network import readlinks, spaces
+from reconcilers.network import spaces
 from reconcilers.network.addresses import POOL, SLOTS, addresses, first_slot, slot_of
+from reconcilers.network.routing import Routing
 from specs.errors import HostError
 from specs.names import INTERFACE_PREFIX, HostNames
 
@@ -68,11 +69,12 @@ def _slot_on(device: str) -> int | None:
         index = socket.if_nametoindex(device)
     except OSError:
         return None
-    with readlinks.netlink() as ip:
-        for each in ip.get_addr(index=index, family=socket.AF_INET):
-            slot = slot_of(IPv4Address(each.get("local") or each.get("address")))
-            if slot is not None:
-                return slot
+    with Routing() as kernel:
+        for each in kernel.addresses():
+            if each.device == index and each.family == socket.AF_INET:
+                slot = slot_of(IPv4Address(each.text))
+                if slot is not None:
+                    return slot
     return None
 
 
@@ -80,17 +82,17 @@ def _in_use() -> tuple[set[int], list[IPv4Network]]:
     """Slots of all sandboxes on the host, and routes within the pool that are none of ours."""
     taken: set[int] = set()
     foreign: list[IPv4Network] = []
-    with readlinks.netlink() as ip:
-        ours = {each["index"] for each in ip.get_links()
-                if str(each.get("ifname")).startswith(INTERFACE_PREFIX)}  # fmt: skip
-        for each in ip.get_addr(family=socket.AF_INET):
-            slot = slot_of(IPv4Address(each.get("local") or each.get("address")))
-            if slot is not None and each["index"] in ours:
-                taken.add(slot)
-        for each in ip.get_routes(family=socket.AF_INET):
-            if each["dst_len"] == 0 or each.get("oif") in ours:
+    with Routing() as kernel:
+        ours = {each.index for each in kernel.links() if each.name.startswith(INTERFACE_PREFIX)}
+        for address in kernel.addresses():
+            if address.device in ours and address.family == socket.AF_INET:
+                slot = slot_of(IPv4Address(address.text))
+                if slot is not None:
+                    taken.add(slot)
+        for route in kernel.routes():
+            if route.length == 0 or route.device in ours or route.family != socket.AF_INET:
                 continue
-            network = ip_network(f"{each.get('dst')}/{each['dst_len']}")
-            if isinstance(network, IPv4Network) and network.overlaps(POOL):
+            network = IPv4Network(route.to)
+            if network.overlaps(POOL):
                 foreign.append(network)
     return taken, foreign

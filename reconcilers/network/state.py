@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from reconcilers.network.wanted import MARK, Wanted
 
@@ -79,6 +80,7 @@ class State:
     tap: frozenset[str]
 
 
+@lru_cache(maxsize=1024)
 def wanted_state(wanted: Wanted) -> State:
     """Every line that must be there, and no others of the same kind."""
     own, mtu = wanted.addresses, wanted.mtu

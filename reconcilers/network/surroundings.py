@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reconcilers.network import readlinks, spaces
+from reconcilers.network.routing import Routing
+from reconcilers.network.rtmessages import Link, Route
 from specs.egress import Address, Egress, Network
 from specs.names import INTERFACE_PREFIX
 
@@ -72,23 +73,22 @@ class Surroundings:
 def look(resolver: Address | None = None) -> Surroundings:
     """Read it (blocking). `resolver`, when given, is asked instead of the host's own.
 
-    Raises OSError or pyroute2's NetlinkError.
+    Raises OSError.
     """
-    with readlinks.netlink() as ip:
-        links = {each["index"]: each for each in ip.get_links()}
-        ours = {index for index, each in links.items()
-                if str(each.get("ifname")).startswith(INTERFACE_PREFIX)}  # fmt: skip
+    with Routing() as kernel:
+        links = {each.index: each for each in kernel.links()}
+        ours = {each.index for each in links.values() if each.name.startswith(INTERFACE_PREFIX)}
         addresses = frozenset(
-            ipaddress.ip_address(str(each.get("local") or each.get("address")).partition("%")[0])
-            for each in ip.get_addr()
-            if each["index"] not in ours
+            ipaddress.ip_address(each.text)
+            for each in kernel.addresses()
+            if each.device not in ours and each.family in readlinks.FAMILIES
         )
         routes = [
             each
-            for each in ip.get_routes(table=readlinks.MAIN_TABLE)
-            if each.get("oif") not in ours and each["type"] == readlinks.RTN_UNICAST
+            for each in kernel.routes(readlinks.MAIN_TABLE)
+            if each.device not in ours and each.kind == readlinks.RTN_UNICAST
         ]
-    defaults = [each for each in routes if each["dst_len"] == 0]
+    defaults = [each for each in routes if each.length == 0]
     disabled = spaces.read_sysctl("ipv6/conf/default/disable_ipv6")
     return Surroundings(
         mtu=_mtu(defaults or routes, links),
@@ -96,21 +96,20 @@ def look(resolver: Address | None = None) -> Surroundings:
         forwards4=spaces.read_sysctl("ipv4/ip_forward") == "1",
         forwards6=spaces.read_sysctl("ipv6/conf/all/forwarding") == "1",
         ipv6=disabled == "0",
-        ipv6_route=any(each["family"] == socket.AF_INET6 for each in defaults),
+        ipv6_route=any(each.family == socket.AF_INET6 for each in defaults),
         resolvers=(resolver,) if resolver is not None else _resolvers(),
     )
 
 
-def _mtu(routes: Iterable[Any], links: dict[int, Any]) -> int:
+def _mtu(routes: Iterable[Route], links: Mapping[int, Link]) -> int:
     """The smallest on the way out: of the devices of these routes, or what the routes say."""
     found = []
     for each in routes:
-        hops = [hop.get("oif") or hop["oif"] for hop in each.get("multipath") or ()]
-        for index in (each.get("oif"), *hops):
-            if index in links and links[index].get("ifname") != "lo":
-                found.append(links[index].get("mtu"))
-        if metric := (each.get("metrics") and each.get("metrics").get("mtu")):
-            found.append(metric)
+        for index in (each.device, *each.hops):
+            if index in links and links[index].name != "lo":
+                found.append(links[index].mtu)
+        if each.mtu:
+            found.append(each.mtu)
     return max(MTU_MIN, min([*found, MTU_MAX])) if found else MTU_DEFAULT
 
 

@@ -21,6 +21,7 @@ from reconcilers.layout import Layout
 from reconcilers.network import inner, readlinks, rules, state, surroundings, tables, taps
 from reconcilers.network.addresses import addresses, first_slot
 from reconcilers.network.innerclient import Gone, Made, Process, Worker
+from reconcilers.network.routing import Routing
 from reconcilers.network.surroundings import Surroundings
 from reconcilers.network.wanted import MIDDLE_TABLE, Wanted
 from specs.boxfile import Boxfile
@@ -156,12 +157,10 @@ def look(resolver: object = None) -> Surroundings:
     """
     around = surroundings.look(resolver)  # type: ignore[arg-type]
     own = {ip_network(each) for each in around.addresses}
-    with readlinks.netlink() as ip:
-        for each in ip.get_routes(table=_LOCAL_TABLE):
-            if each["type"] not in (_RTN_LOCAL, _RTN_BROADCAST, _RTN_ANYCAST):
-                continue
-            nowhere = "::" if each["family"] == socket.AF_INET6 else "0.0.0.0"
-            own.add(ip_network(f"{each.get('dst') or nowhere}/{each['dst_len']}"))
+    with Routing() as kernel:
+        for each in kernel.routes(_LOCAL_TABLE):
+            if each.kind in (_RTN_LOCAL, _RTN_BROADCAST, _RTN_ANYCAST):
+                own.add(ip_network(each.to))
     # What no entry can name is refused in any case, and such addresses come and go with containers.
     named = frozenset(each for each in own if not _is_never(each))
     return replace(around, addresses=named, forwards4=True, forwards6=True)
@@ -174,13 +173,13 @@ def _is_never(network: IPv4Network | IPv6Network) -> bool:
 
 def link_device() -> str:
     """A device that is up and has an IPv6 link-local address, else `lo`: what pasta is shown."""
-    with readlinks.netlink() as ip:
-        up = {each["index"]: str(each.get("ifname")) for each in ip.get_links()
-              if each["flags"] & readlinks.IFF_UP
-              and not str(each.get("ifname")).startswith(INTERFACE_PREFIX)}  # fmt: skip
-        for each in ip.get_addr(family=socket.AF_INET6):
-            if each["index"] in up and each["scope"] == readlinks.RT_SCOPE_LINK_LOCAL6:
-                return up[each["index"]]
+    with Routing() as kernel:
+        up = {each.index: each.name for each in kernel.links()
+              if each.up and not each.name.startswith(INTERFACE_PREFIX)}  # fmt: skip
+        for each in kernel.addresses():
+            six = each.family == socket.AF_INET6
+            if six and each.device in up and each.scope == readlinks.RT_SCOPE_LINK_LOCAL6:
+                return up[each.device]
     return "lo"
 
 

@@ -317,6 +317,15 @@ def test_networks_of_no_sandbox_are_removed_and_those_of_another_home_are_not(
         until(lambda: not home.traces(ours), 20, f"they are gone; {home.log()}")
         assert home.traces(other) == foreign
         until(lambda: f"{stuck.name}: " in home.log(), 10, "what stays is named in the log")
+        # What somebody else removed by half is found by the rest: `ip rule`s and a table.
+        home.stop(signal.SIGKILL)
+        spaces.inside(home.lab.host, partial(networks.raise_up, ours, box))
+        for kind in "vm":
+            spaces.remove(ours.interface(kind))
+        until(lambda: ours.interface("h") not in ip("link", namespace=home.lab.host), 10, "no link")
+        assert len(home.traces(ours)) > 3
+        home.start()
+        until(lambda: not home.traces(ours), 20, f"they are gone; {home.log()}")
         assert "Traceback" not in home.log()
     finally:
         for names in (ours, other):

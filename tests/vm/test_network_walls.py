@@ -263,3 +263,13 @@ def test_a_change_by_hand_is_found_and_put_back_in_place(
     put_back(home, field, moment)
     home.ready("oak")
     assert home.pid("oak") == pid
+
+
+def test_a_foreign_device_beside_the_tap_goes_with_the_vm_that_had_it(home: NetHome) -> None:
+    home.ready("oak")
+    pid, space = home.pid("oak"), home.vmm_space("oak")
+    ip("link", "add", "extra0", "type", "bridge", namespace=space)
+    home.look_again()
+    until(lambda: home.pid("oak") not in (0, pid), 60, "another VMM runs")
+    home.ready("oak")
+    assert "extra0" not in ip("link", namespace=space)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from reconcilers.confinement import netdevices
 from reconcilers.confinement.netdevices import FALLBACK, counting
 from reconcilers.network.readlinks import idle
+from reconcilers.network.rtmessages import IFF_UP, Link
 
 EVERY = ["lo", *FALLBACK]
 
@@ -25,10 +27,10 @@ def test_one_that_is_up_counts_and_says_so() -> None:
 
 
 def test_a_device_that_only_bears_the_name_is_none_of_them() -> None:
-    assert idle("sit0", "sit", up=False)
-    assert not idle("sit0", "sit", up=True)
-    assert not idle("sit0", "bridge", up=False)
-    assert not idle("sit1", "sit", up=False)
+    sit = Link(3, "sit0", 0, 1480, 0, 0, "sit")
+    assert idle(sit)
+    for other in ({"flags": IFF_UP}, {"kind": "bridge"}, {"name": "sit1"}):
+        assert not idle(replace(sit, **other))
 
 
 @contextmanager

@@ -1,0 +1,155 @@
+"""Each difference of a sandbox's network is read off the kernel, and put right; without a VM."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from reconcilers.facts import Network
+from reconcilers.network import spaces
+from reconcilers.network.networks import Networks
+from specs.boxfile import Boxfile
+from specs.config import Config
+from specs.names import HostNames
+from specs.parse import parse_boxfile
+from tests.vm.harness import until
+from tests.vm.netlab import BOXFILE, RESOLVER, Lab, ip
+
+pytestmark = pytest.mark.needs_root
+NAMES = HostNames("0123456789ab", "readback")
+V, M, H = (NAMES.interface(kind) for kind in "vmh")
+BRIDGE, INNER, GUEST_SIDE, UPLINK = (NAMES.interface(kind) for kind in "bigu")
+
+
+class Made:
+    """A network without a VM, in a lab, and whoever looks after it."""
+
+    def __init__(self, lab: Lab, box: Boxfile) -> None:
+        self.lab, self.box = lab, box
+        self.networks = Networks(Config(resolver=RESOLVER))
+
+    def look(self, pid: int = 0) -> Network:
+        return spaces.inside(self.lab.host, lambda: self.networks.observe(NAMES, self.box, pid))
+
+    def wrong(self, pid: int = 0) -> dict[str, str]:
+        """Item -> what it says, of everything that is not as wanted."""
+        return {each.item: each.got for each in self.look(pid).readings if not each.ok}
+
+    def raise_up(self) -> None:
+        spaces.inside(self.lab.host, partial(self.networks.raise_up, NAMES, self.box))
+
+    def ip(self, space: str, line: str) -> None:
+        ip(*line.split(), namespace=self.lab.host if space == H else space)
+
+    def run(self, space: str, line: str) -> None:
+        self.lab.run(self.lab.host if space == H else space, *line.split())
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Made]:
+    parsed = parse_boxfile(BOXFILE.encode(), file="readback.box.yaml", expected_name="readback")
+    assert parsed.box is not None
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as folder:
+        lab = Lab(Path(folder))
+        one = Made(lab, parsed.box)
+        try:
+            lab.build()
+            one.raise_up()
+            yield one
+        finally:
+            spaces.inside(lab.host, partial(one.networks.remove, NAMES))
+            lab.close()
+
+
+def test_what_was_made_is_read_as_wanted(made: Made) -> None:
+    found = made.look()
+    assert found.present and len(found.readings) == 7 and made.wrong() == {}
+    made.raise_up()
+    assert made.wrong() == {}
+
+
+Change = Callable[[Made], None]
+
+
+def ip_in(space: str, line: str) -> Change:
+    return lambda made: made.ip(space, line)
+
+
+def run_in(space: str, line: str) -> Change:
+    return lambda made: made.run(space, line)
+
+
+CHANGES: dict[str, tuple[str, Change]] = {
+    "rules flushed": ("rules", run_in(M, "nft flush table inet box")),
+    "rules deleted": ("rules", run_in(M, "nft delete table inet box")),
+    "host rules deleted": (
+        "host rules", run_in(H, f"nft delete table inet box-{NAMES.instance}-{NAMES.sandbox}"),
+    ),
+    "link down": ("links", ip_in(M, f"link set {GUEST_SIDE} down")),
+    "host link gone": ("links", ip_in(H, f"link delete {H}")),
+    "guest link gone": ("links", ip_in(V, f"link delete {INNER}")),
+    "bridge gone": ("links", ip_in(V, f"link delete {BRIDGE}")),
+    "off the bridge": ("links", ip_in(V, f"link set {INNER} nomaster")),
+    "other MTU": ("links", ip_in(M, f"link set {UPLINK} mtu 1300")),
+    "foreign link": ("links", ip_in(M, "link add sit0 type bridge")),
+    "foreign link beside the tap": ("links", ip_in(V, "link add extra0 type bridge")),
+    "address gone": ("addresses", ip_in(M, f"addr flush dev {GUEST_SIDE} scope global")),
+    "extra address": ("addresses", ip_in(M, f"addr add 192.0.2.77/32 dev {UPLINK}")),
+    "extra IPv6 address": ("addresses", ip_in(H, f"addr add 2001:db8:77::7/128 dev {H}")),
+    "routes flushed": ("routes", ip_in(M, "route flush table 100")),
+    "IPv6 routes flushed": ("routes", ip_in(M, "-6 route flush table 100")),
+    "route for all": ("routes", ip_in(M, f"route add default dev {UPLINK}")),
+    "route of another kind": ("routes", ip_in(M, "route add blackhole 192.0.2.0/24 table 100")),
+    "host route gone": ("routes", ip_in(H, f"route flush dev {H}")),
+    "mark rule gone": ("policy routing", ip_in(M, "rule del pref 100")),
+    "rule for all": ("policy routing", ip_in(M, "rule add pref 50 lookup 100")),
+    "host rule gone": ("policy routing", ip_in(H, "rule del pref 97")),
+    "IPv6 host rule gone": ("policy routing", ip_in(H, "-6 rule del pref 98")),
+    "host rule of another kind": ("policy routing", ip_in(H, f"rule add pref 96 iif {H} lookup 9")),
+    "setting": ("settings", run_in(M, f"sysctl -qw net.ipv4.conf.{GUEST_SIDE}.arp_ignore=0")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_by_hand_is_named_and_put_right(made: Made, change: str) -> None:
+    item, act = CHANGES[change]
+    act(made)
+    wrong = made.wrong()
+    assert item in wrong, wrong
+    made.raise_up()
+    assert made.wrong() == {}
+
+
+def test_the_tap_and_the_place_of_whoever_holds_it_are_read(made: Made) -> None:
+    holder = subprocess.Popen([*made.lab.enter(V), "sleep", "60"])
+    try:
+        until(lambda: Path(f"/proc/{holder.pid}/comm").read_text() == "sleep\n", 10, "it is there")
+        assert made.wrong(holder.pid).keys() == {"tap"}
+        tap, space = made.networks.open_tap(NAMES)
+        os.close(space)
+        assert made.wrong(holder.pid) == {}
+        made.ip(V, f"link set {NAMES.interface('t')} down")
+        [fault] = [each for each in made.look(holder.pid).readings if not each.ok]
+        assert (fault.item, fault.mend) == ("tap", "in place")
+        made.raise_up()
+        assert made.wrong(holder.pid) == {}
+        os.close(tap)
+        [fault] = [each for each in made.look(holder.pid).readings if not each.ok]
+        assert (fault.item, fault.mend) == ("tap", "replace")
+    finally:
+        holder.kill()
+        holder.wait()
+    assert made.wrong(os.getpid()).keys() == {"tap", "namespace of the VMM"}
+
+
+def test_a_namespace_that_is_gone_is_made_again(made: Made) -> None:
+    spaces.remove(M)
+    assert {"links", "rules"} <= made.wrong().keys()
+    made.raise_up()
+    assert made.wrong() == {}
