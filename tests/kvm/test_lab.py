@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.needs_lab, pytest.mark.timeout(LAB_SECONDS + 600)]
     [
         pytest.param("root", "strict", id="strict-as-root"),
         pytest.param("root", "standard", id="standard-as-root", marks=pytest.mark.long),
+        pytest.param("user", "strict", id="strict-as-user", marks=pytest.mark.long),
+        pytest.param("user", "standard", id="standard-as-user", marks=pytest.mark.long),
     ],
 )
 def test_everything_holds_on_real_kvm(user: str, isolation: str) -> None:

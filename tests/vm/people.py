@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from reconcilers.confinement.handover import hand_over_groups
 from tests.conftest import EVIDENCE
 from tests.vm.cases import CaseHome
-from tests.vm.harness import ROOT, until
+from tests.vm.harness import READY, ROOT, until
 
 PACKAGES = ("specs", "agent", "reconcilers", "controller", "security", "examples")
 PYTHON = os.path.realpath(sys.executable)  # the system's own: others may run it
@@ -216,7 +216,7 @@ class PersonsHome(CaseHome):
             argv, env=self.env, stdout=log, stderr=log, cwd="/", start_new_session=True
         )
         log.close()
-        until(self.answers, 30, f"controller answers; {self.log()}")
+        until(self.answers, READY, f"controller answers; {self.log()}")
 
     def once(self) -> subprocess.CompletedProcess[bytes]:
         """`box controller --once`."""
