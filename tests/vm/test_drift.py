@@ -207,7 +207,7 @@ def test_a_sandbox_that_becomes_strict_gets_an_identity_of_its_own(home: Home) -
     former, shared = home.pid("oak"), os.stat(f"/proc/{home.pid('oak')}").st_uid
     home.run("oak", "sh", "-c", "echo kept > /data/note")  # still in the guest's page cache
     home.put("oak", TINY)
-    until(lambda: home.pid("oak") not in (0, former), 30, "another VMM runs")
+    until(lambda: home.pid("oak") not in (0, former), READY, "another VMM runs")
     home.ready("oak")
     assert os.stat(f"/proc/{home.pid('oak')}").st_uid not in (shared, 0)
     assert home.run("oak", "cat", "/data/note").stdout == b"kept\n"
