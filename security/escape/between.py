@@ -19,7 +19,7 @@ from functools import partial
 
 from . import attack, groups, places, proc
 from .arena import RAM_MIB, Arena
-from .report import Failed, check
+from .report import Failed, Unproved, check
 from .within import enter_user_namespace
 
 # Where the host's own network and IPC are: only namespaces keep a VMM from those, not its user.
@@ -27,6 +27,8 @@ ONLY_NAMESPACES = {
     "the host's abstract socket", "the host's 127.0.0.1", "the host's ::1",
     "shared memory of the host",
 }  # fmt: skip
+# Only the user of a file refuses these: the attacker was let past every folder and namespace.
+PAST_FOLDERS = {"read past its folders", "write past its folders", "list past its folders"}
 # What must work from the host, or the attempts prove nothing.
 CONTROLS = {
     "disk": "write past its folders", "sockets": "connect past its folders",
@@ -126,7 +128,9 @@ def _judge(arena: Arena, kind: str) -> str:
             f"{CONTROLS[kind]} answers {control[CONTROLS[kind]]} even from the host: the attempts"
             " prove nothing"
         )
-    readings = []
+    # threat model: a standard VMM of an ordinary user has that very user
+    one_user = arena.isolation == "standard" and not arena.root
+    readings, open_to_both = [], []
     for place in attacks(arena):
         tried = {
             name: outcome
@@ -134,12 +138,22 @@ def _judge(arena: Arena, kind: str) -> str:
             if not (place == "user" and name in ONLY_NAMESPACES)
         }
         for name, outcome in tried.items():
-            if outcome == attack.DONE:
+            if outcome != attack.DONE:
+                continue
+            if not (one_user and name in PAST_FOLDERS):
                 raise Failed(f"{name} of b succeeds from the {place} of a")
-        working = [name for name in tried if control.get(name) == attack.DONE]
+            open_to_both.append(name)
+        working = [
+            name for name in tried if control.get(name) == attack.DONE and name not in open_to_both
+        ]
         words = ", ".join(sorted({tried[name] for name in working}))
         readings.append(f"{len(working)} attempts from the {place} of a answer {words}")
-    return "; ".join(readings) + "; from the host all of them succeed"
+    said = "; ".join(readings) + "; from the host all of them succeed"
+    if open_to_both:
+        raise Unproved(
+            f"{said}. Only namespaces keep these apart, a and b have one user: {open_to_both}"
+        )
+    return said
 
 
 @check("between.disk", "a VMM cannot read or write another sandbox's disk, nor the host's")
