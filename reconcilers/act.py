@@ -317,7 +317,7 @@ class Actor:
             self._host.networks.raise_up(self._names, box)
         want = self._policy(box, choice, live.record.uid)
         for helper in live.record.helpers:
-            own = tuple(each for each in others if each.item.startswith(helper.label))
+            own = helpers.faults_of(helper, others)
             if own:
                 program = load_profile(sharepolicy.ROLE, False)
                 helpers.mend_one(helper, want, program, self._names, own)

@@ -8,7 +8,9 @@ must not decide which directories may be shared.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -27,9 +29,10 @@ from reconcilers.layout import Layout
 from reconcilers.mounts import Directory
 from specs.errors import ConfinementError, HostError
 from specs.names import HostNames
-from specs.reading import Reading
+from specs.reading import Mend, Reading
 
 READY_SECONDS = 10.0
+_STOPPED = "stopped by a signal"
 
 
 @dataclass(frozen=True)
@@ -137,16 +140,19 @@ def readings(
     """Everything read of the helpers: their jails, and whether they serve what they should."""
     now = {each.index: each for each in directories}
     for helper in record.helpers:
+        layer = _layer(helper)
         if helper.role in PROFILES:
-            yield from _of_one(helper, "network", vmm, program, names)
+            yield from _of_one(helper, layer, vmm, program, names)
             continue
-        layer = f"mounts[{helper.item}]"
         if (directory := now.get(helper.item)) is not None:
             want, got = (
                 _named(directory.path, directory.identity),
                 _named(helper.path, helper.directory),
             )
             yield _reading(layer, "host", want, got, "stat(2), and the launch record")
+            if vmm.user_namespace is None:  # else files are shown as they are
+                want, got = ("{}:{}".format(*each) for each in (directory.owner, helper.owner))
+                yield _reading(layer, "owner", want, got, "stat(2), and the launch record")
         yield from _of_one(helper, layer, vmm, program, names)
 
 
@@ -155,7 +161,8 @@ def _of_one(
 ) -> Iterator[Reading]:
     source = f"/proc/{helper.pid}/stat"
     try:
-        if procfs.alive(helper.pid, helper.start_time) is None:
+        living = procfs.alive(helper.pid, helper.start_time)
+        if living is None:
             raise ProcessLookupError
         found: tuple[Reading, ...]
         if helper.role in PROFILES:
@@ -167,9 +174,20 @@ def _of_one(
     except ProcessLookupError:
         yield _reading(layer, helper.role, "running", "ended", source)
         return
-    yield _reading(layer, helper.role, "running", "running", source)
+    seen = _STOPPED if living.frozen else "running"
+    mended: Mend = "in place" if living.frozen else "replace"
+    state = _reading(layer, helper.role, "running", seen, source)
+    yield replace(state, mend=mended)
     for each in found:
         yield replace(each, item=f"{helper.label}{each.item}")
+
+
+def faults_of(helper: HelperRecord, readings: Sequence[Reading]) -> tuple[Reading, ...]:
+    """Those of `readings` that are about this helper."""
+    state = (_layer(helper), helper.role)
+    return tuple(
+        r for r in readings if r.item.startswith(helper.label) or (r.layer, r.item) == state
+    )
 
 
 def mend_one(
@@ -180,6 +198,8 @@ def mend_one(
     faults: Sequence[Reading],
 ) -> None:
     """Put back what differs of one helper and can change in place. Raises HostError."""
+    if any(each.got == _STOPPED for each in faults):
+        _go_on(helper)
     if helper.role in PROFILES:
         want = wire.confinement_of(vmm, helper.role)
     else:
@@ -187,6 +207,20 @@ def mend_one(
         want = share_confinement(vmm, program, shared)
     plain = tuple(replace(each, item=each.item.removeprefix(helper.label)) for each in faults)
     mend(helper.pid, want, names, plain)
+
+
+def _go_on(helper: HelperRecord) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(helper.pid)
+        try:
+            if procfs.alive(helper.pid, helper.start_time) is not None:
+                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+        finally:
+            os.close(descriptor)
+
+
+def _layer(helper: HelperRecord) -> str:
+    return "network" if helper.role in PROFILES else f"mounts[{helper.item}]"
 
 
 def _named(path: str, identity: tuple[int, int]) -> str:

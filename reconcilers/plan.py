@@ -253,7 +253,8 @@ def _replacement(vmm: Vmm, desired: Desired, observed: Observed) -> Step | None:
         # was replaced lacks none.
         name = f"{fault.layer}.{fault.item}"
         unasked = vmm.key == desired.key  # else its Boxfile may have asked for another wall
-        graceful = name.startswith("mounts[") and fault.item == "host" and not vmm.frozen
+        moved = name.startswith("mounts[") and fault.item in ("host", "owner")
+        graceful = moved and not vmm.frozen
         return steps.StopVmm(name, fault.want, fault.got, unasked=unasked, graceful=graceful)
     if vmm.key != desired.key or vmm.outdated:
         wanted, seen = desired.key[:12], vmm.key[:12]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.vm.harness import READY, until
-from tests.vm.shares import GROUP, OWNER, Shares, boxfile, helper_processes, made, owned
+from tests.vm.shares import GROUP, OWNER, STRANGER, Shares, boxfile, helper_processes, made, owned
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(400)]
 
@@ -198,11 +198,25 @@ def test_dead_helper_is_noticed_at_once_and_the_vm_replaced(oak: Shares) -> None
     assert not helpers & helper_processes(oak.home)
 
 
+def test_stopped_helper_goes_on_and_its_vm_with_it(oak: Shares) -> None:
+    former, helper = oak.home.pid("oak"), oak.helpers()[0]["pid"]
+    os.kill(helper, signal.SIGSTOP)
+    oak.home.look_again()
+    oak.home.mended("oak", "mounts[0].virtiofsd", READY)
+    assert oak.sh("cat /mnt/ro/text").stdout == b"read me\n"
+    assert (oak.home.pid("oak"), oak.helpers()[0]["pid"]) == (former, helper)
+
+
 def test_replaced_directory_is_drift_and_the_new_one_is_shared(oak: Shares) -> None:
     folder = oak.rw.parent / "replaced"
     owned(folder, 0o755)
     (folder / "which").write_text("first\n")
     oak.home.put("fir", boxfile((folder, "/src", "ro")))
+    oak.home.ready("fir")
+    os.chown(folder, STRANGER, STRANGER)
+    oak.home.look_again()
+    drift = oak.home.mended("fir", "mounts[0].owner")
+    assert drift["desired"] == f"{STRANGER}:{STRANGER}"
     oak.home.ready("fir")
     folder.rename(folder.with_name("former"))
     owned(folder, 0o755)
