@@ -254,4 +254,6 @@ def _lookup(path: str) -> Identity | None:
 def _in_words(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return "it does not exist"
+    if isinstance(error, PermissionError):
+        return f"the user of the controller (UID {os.geteuid()}) may not go there"
     return error.strerror or str(error)

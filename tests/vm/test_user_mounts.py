@@ -235,7 +235,9 @@ def test_strict_sandbox_is_refused_what_others_may_not_read(place: Place) -> Non
 def test_what_nobody_may_share_is_refused_to_a_user_as_well(place: Place) -> None:
     more = "isolation: standard\n"
     home, state = place.home.path, place.owner.folder / "own/.local/state/box"
+    roots = place.made(place.folder / "roots", 0o700, uid=0)
     wanted = (
+        (roots, f"(UID {place.owner.uid}) may not go there"),
         (home, "it is, or lies in, the home of box"),
         (state, "it is, or lies in, the registry of identities"),
         (state.parent, "it holds the registry of identities"),
