@@ -51,7 +51,13 @@ def clone_shares(document: Document) -> list[tuple[Share, int]]:
         meant, stood = os.fstat(share.descriptor), os.fstat(here)
         if (meant.st_dev, meant.st_ino) != (stood.st_dev, stood.st_ino):
             raise OSError(errno.ESTALE, "is not the directory that was opened", share.inside)
-        found.append((share, _clone(share, here)))
+        try:
+            found.append((share, _clone(share, here)))
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # open_tree(2): a mount there is locked to its parent
+                why = f"something is mounted below it, or it is gone: {error.strerror}"
+                raise OSError(error.errno, why) from error
+            raise
         os.close(here)
         os.chdir("/")
     return found
@@ -146,7 +152,11 @@ def mount_proc(stage: str) -> None:
     subset=pid (Documentation/filesystems/proc.rst): its own processes, no file about the host.
     """
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC | syscalls.MS_RDONLY
-    syscalls.mount("proc", stage + PROC, "proc", flags, "subset=pid")
+    try:
+        syscalls.mount("proc", stage + PROC, "proc", flags, "subset=pid")
+    except PermissionError as error:  # mount_namespaces(7): no less may be hidden than before
+        why = "no procfs can be mounted where parts of /proc are hidden, as in many containers"
+        raise OSError(error.errno, f"{why}: {error.strerror}") from error
 
 
 def mounted() -> list[tuple[int, str, str]]:
