@@ -32,7 +32,32 @@ def host_kernel(name: str, about: Subject) -> Result:
 def virtiofsd(name: str, about: Subject) -> Result:
     fix = "apt-get install virtiofsd (Debian 12: it comes with qemu-system-common)"
     found = next((path for path in VIRTIOFSD if os.access(path, os.X_OK)), None)
-    return Result(name, "ok", found) if found else Result(name, "warn", "not installed", fix)
+    if found is None:
+        return Result(name, "warn", "not installed", fix)
+    if os.geteuid() != 0 and not _mounts_proc():
+        why = "an ordinary user may mount no procfs for it: parts of the host's are hidden"
+        return Result(name, "warn", why, "leave the container, or have it show all of /proc")
+    return Result(name, "ok", found)
+
+
+def _mounts_proc() -> bool:
+    """Tried in namespaces of a child: a helper's jail has one (mount_namespaces(7))."""
+    from reconcilers.confinement import jailshare, syscalls
+
+    spaces = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            syscalls.unshare(spaces)
+            if (inner := os.fork()) == 0:  # only a child is in the new pid namespace
+                jailshare.mount_proc("/proc", "")
+                status = 0
+            else:
+                status = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def passt(name: str, about: Subject) -> Result:

@@ -146,14 +146,15 @@ def make_proc(stage: str) -> None:
     os.close(descriptor)
 
 
-def mount_proc(stage: str) -> None:
-    """By the first process of the pid namespace, while it still is root on the host.
+def mount_proc(stage: str, at: str = PROC) -> None:
+    """On `at` below `stage`, by the first process of the pid namespace, while it still has the
+    rights of whoever builds the jail.
 
     subset=pid (Documentation/filesystems/proc.rst): its own processes, no file about the host.
     """
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC | syscalls.MS_RDONLY
     try:
-        syscalls.mount("proc", stage + PROC, "proc", flags, "subset=pid")
+        syscalls.mount("proc", stage + at, "proc", flags, "subset=pid")
     except PermissionError as error:  # mount_namespaces(7): no less may be hidden than before
         why = "no procfs can be mounted where parts of /proc are hidden, as in many containers"
         raise OSError(error.errno, f"{why}: {error.strerror}") from error

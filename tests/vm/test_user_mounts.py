@@ -218,6 +218,15 @@ def test_doctor_says_that_mounts_can_be_had(place: Place) -> None:
     assert row["state"] == "ok"
 
 
+def test_doctor_names_a_procfs_of_which_parts_are_hidden(place: Place) -> None:
+    """As in many containers; the mount of the trial is in the mount namespace of that command."""
+    hide = ["sh", "-c", 'mount -t tmpfs none /proc/fs && exec "$@"', "sh"]
+    with persons_home(place.owner, before=hide) as home:
+        done = home.box("doctor", "-o", "json", check=False)
+    [row] = [each for each in json.loads(done.stdout)["checks"] if each["name"] == "virtiofsd"]
+    assert row["state"] == "warn" and "may mount no procfs" in row["found"]
+
+
 # -- what is refused
 
 
