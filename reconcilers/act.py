@@ -313,7 +313,7 @@ class Actor:
         live = self._held()
         runtimefiles.mend_files([each for each in readings if each.layer == runtimefiles.LAYER])
         others = tuple(each for each in readings if each.layer != runtimefiles.LAYER)
-        if any(each.layer == "network" for each in others):
+        if any(each.layer == "network" and each.got != helpers.STOPPED for each in others):
             self._host.networks.raise_up(self._names, box)
         want = self._policy(box, choice, live.record.uid)
         for helper in live.record.helpers:

@@ -32,7 +32,7 @@ from specs.names import HostNames
 from specs.reading import Mend, Reading
 
 READY_SECONDS = 10.0
-_STOPPED = "stopped by a signal"
+STOPPED = "stopped by a signal"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _of_one(
     except ProcessLookupError:
         yield _reading(layer, helper.role, "running", "ended", source)
         return
-    seen = _STOPPED if living.frozen else "running"
+    seen = STOPPED if living.frozen else "running"
     mended: Mend = "in place" if living.frozen else "replace"
     state = _reading(layer, helper.role, "running", seen, source)
     yield replace(state, mend=mended)
@@ -198,7 +198,7 @@ def mend_one(
     faults: Sequence[Reading],
 ) -> None:
     """Put back what differs of one helper and can change in place. Raises HostError."""
-    if any(each.got == _STOPPED for each in faults):
+    if any(each.got == STOPPED for each in faults):
         _go_on(helper)
     if helper.role in PROFILES:
         want = wire.confinement_of(vmm, helper.role)
