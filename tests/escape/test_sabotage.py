@@ -163,6 +163,20 @@ RUNS = {
         ),
         ("outside.capabilities",),
     ),
+    "an open network": Run(
+        ("network rules", "no IP port"),
+        (
+            ("network.host", "was reached from the guest"),
+            ("network.private", "was reached from the guest"),
+            ("network.gateway", "was reached from the guest|leads to"),
+            ("network.neighbour", "was reached from"),
+            ("network.egress_list", "was reached from the guest"),
+            ("network.vmm", "was reached from|heard by n2"),
+            ("network.egress_none", "was reached from the guest"),
+            ("network.api", "somebody listens at"),
+        ),
+        ("outside.capabilities",),
+    ),
 }  # fmt: skip
 
 # Checks that nobody has taken the wall away of. A check is taken off this list with its sabotage.
@@ -188,15 +202,7 @@ NOT_YET = frozenset(
         "mounts.paths",
         "mounts.readonly",
         "mounts.swapped",
-        "network.api",
-        "network.egress_list",
-        "network.egress_none",
-        "network.gateway",
-        "network.host",
-        "network.neighbour",
-        "network.private",
         "network.removed",
-        "network.vmm",
     }
 )
 
