@@ -26,7 +26,7 @@ NAME = "load"
 MIB = 1 << 20
 QUIET_SECONDS, WINDOW_SECONDS = 2.5, 2.0
 # What somebody else does on this host for a moment is no hole; what the guest does goes on.
-WINDOWS = 3
+WINDOWS = 6
 SPAWN_FACTOR = 3.0
 GET_SECONDS = 2.0
 MENDED_SECONDS = 90

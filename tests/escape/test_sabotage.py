@@ -7,9 +7,11 @@ finds it has found by itself.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
+from tests.escape import impostors, walls, walls_beyond, walls_shares  # noqa: F401
 from tests.escape.runs import Run, found, suite
 from tests.vm.harness import ROOT
 
@@ -163,6 +165,47 @@ RUNS = {
         ),
         ("outside.capabilities",),
     ),
+    "a lying guest": Run(
+        ("bounded frames", "strict protocol", "limited patience", "lost is lost", "escaped words",
+         "deletion"),
+        (
+            ("channel.length", "still listens after|the controller grew"),
+            ("channel.streams", "still listens after"),
+            ("channel.replies", "still listens after an answer to a question nobody asked"),
+            ("channel.garbage", "still listens after a MiB of garbage"),
+            ("channel.drip", "still waits for it after"),
+            ("channel.output", "still listens after more output|MiB that nobody reads"),
+            ("channel.cut", "half an answer is status 0"),
+            ("channel.names", r"U\+001B raw|shows U\+"),
+            ("channel.deleted", "lives on"),
+        ),
+        ("outside.capabilities",),
+    ),
+    "a greedy guest": Run(
+        ("cpu limit", "memory limit", "disk size", "mending"),
+        (
+            ("load.forks", "its quota is 64"),
+            ("load.memory", "its memory limit is 68719476736"),
+            ("load.disk", "its disk takes .* of 64 MiB"),
+            ("load.answers", "no command works"),
+        ),
+        ("outside.capabilities",),
+        scale=0.5,
+    ),
+    "shared too much": Run(
+        ("links stay links", "a link that comes later", "nothing beside a share",
+         "read-only share", "nodev share", "nosuid in the guest", "seccomp program"),
+        (
+            ("mounts.paths", "shows the canary"),
+            ("mounts.links", "shows the canary"),
+            ("mounts.swapped", "shows the canary"),
+            ("mounts.readonly", "of the host's directory was changed"),
+            ("mounts.outward", "which is set-ID"),
+            ("mounts.inward", "gave a user rights"),
+            ("mounts.helper", "virtiofsd is "),
+        ),
+        ("outside.capabilities",),
+    ),
     "an open network": Run(
         ("network rules", "no IP port"),
         (
@@ -180,37 +223,22 @@ RUNS = {
 }  # fmt: skip
 
 # Checks that nobody has taken the wall away of. A check is taken off this list with its sabotage.
-NOT_YET = frozenset(
-    {
-        "channel.cut",
-        "channel.deleted",
-        "channel.drip",
-        "channel.garbage",
-        "channel.length",
-        "channel.names",
-        "channel.output",
-        "channel.replies",
-        "channel.streams",
-        "load.answers",
-        "load.disk",
-        "load.forks",
-        "load.memory",
-        "mounts.helper",
-        "mounts.inward",
-        "mounts.links",
-        "mounts.outward",
-        "mounts.paths",
-        "mounts.readonly",
-        "mounts.swapped",
-        "network.removed",
-    }
-)
+NOT_YET = frozenset({"network.removed"})
 
-FAILING = [(name, check) for name, run in RUNS.items() for check, _ in run.fail]
-HOLDING = [(name, check) for name, run in RUNS.items() for check in run.hold]
+# Runs of minutes: much of what they wait for is somebody's patience.
+LONG = frozenset({"a lying guest", "a greedy guest", "shared too much"})
 
 
-@pytest.mark.parametrize(("run", "check"), FAILING, ids=[f"{c} - {n}" for n, c in FAILING])
+def _case(name: str, *check: str) -> Any:
+    marks = (pytest.mark.long,) if name in LONG else ()
+    return pytest.param(name, *check, id=" - ".join([*check, name]), marks=marks)
+
+
+FAILING = [_case(name, check) for name, run in RUNS.items() for check, _ in run.fail]
+HOLDING = [_case(name, check) for name, run in RUNS.items() for check in run.hold]
+
+
+@pytest.mark.parametrize(("run", "check"), FAILING)
 def test_check_fails_without_its_wall(run: str, check: str) -> None:
     wanted = RUNS[run]
     result, reading = found(wanted)[check]
@@ -218,13 +246,13 @@ def test_check_fails_without_its_wall(run: str, check: str) -> None:
     assert re.search(dict(wanted.fail)[check], reading), reading
 
 
-@pytest.mark.parametrize(("run", "check"), HOLDING, ids=[f"{c} - {n}" for n, c in HOLDING])
+@pytest.mark.parametrize(("run", "check"), HOLDING)
 def test_check_of_a_wall_that_stands_passes(run: str, check: str) -> None:
     result, reading = found(RUNS[run])[check]
     assert result == "PASS", reading
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [_case(name) for name in RUNS])
 def test_nothing_else_fails(run: str) -> None:
     failed = {check for check, (result, _) in found(RUNS[run]).items() if result == "FAIL"}
     assert failed == set(dict(RUNS[run].fail))
@@ -239,6 +267,12 @@ def test_every_check_is_sabotaged() -> None:
     assert NOT_YET & sabotaged == set(), "these were seen to fail: take them off NOT_YET"
     assert known >= NOT_YET
     assert sabotaged - known == {"after.clean"}
+
+
+def test_every_wall_is_taken_away_by_a_run() -> None:
+    there = {*walls.WALLS, *impostors.IMPOSTORS}
+    taken = {wall for run in RUNS.values() for wall in run.walls}
+    assert (taken - there, there - taken) == (set(), set())
 
 
 def test_the_document_lists_what_is_taken_away() -> None:

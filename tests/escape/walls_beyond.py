@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,6 @@ from reconcilers.network.wanted import MARK
 from specs.errors import ProtocolError
 from tests.escape.saboteur import Product
 from tests.escape.walls import wall
-
-LEFT_LINK = "escape-left"
 
 # -- the channel
 
@@ -86,14 +83,3 @@ def _no_ip_port(product: Product) -> None:
     """The controller listens at all addresses."""
     listening = socket.create_server(("0.0.0.0", 0))
     product.stack.enter_context(listening)
-
-
-@wall("clean network")
-def _clean_network(product: Product) -> None:
-    """A link stays on the host when a sandbox's network is removed."""
-
-    def removed(real: Any, networks: Any, names: Any) -> None:
-        real(networks, names)
-        subprocess.run(["ip", "link", "add", LEFT_LINK, "type", "dummy"], stderr=subprocess.DEVNULL)
-
-    product.around("reconcilers.network.networks.Networks.remove", removed)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,28 @@ def _links_stay_links(product: Product) -> None:
                         content = path.read_bytes()
                         path.unlink()
                         path.write_bytes(content)
+            yield found
+
+    product.around("reconcilers.mounts.held", followed)
+
+
+@wall("a link that comes later")
+def _later_link(product: Product) -> None:
+    """As if the folder `swap`, while it is a link, were followed by the one who serves it."""
+
+    def follow(top: Path) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                if (top / "swap").is_symlink():
+                    (top / "away" / "word").write_bytes((top / "swap" / "word").read_bytes())
+            time.sleep(0.001)
+
+    @contextlib.contextmanager
+    def followed(held: Any, *given: Any) -> Iterator[Any]:
+        with held(*given) as found:
+            for _, descriptor in found:
+                top = Path(f"/proc/self/fd/{descriptor}").resolve()
+                threading.Thread(target=follow, args=(top,), daemon=True).start()
             yield found
 
     product.around("reconcilers.mounts.held", followed)

@@ -12,16 +12,20 @@ pytestmark = [pytest.mark.needs_lab, pytest.mark.timeout(LAB_SECONDS + 600)]
 
 
 @pytest.mark.parametrize(
-    ("user", "isolation"),
+    "job",
     [
-        pytest.param("root", "strict", id="strict-as-root"),
-        pytest.param("root", "standard", id="standard-as-root", marks=pytest.mark.long),
-        pytest.param("user", "strict", id="strict-as-user", marks=pytest.mark.long),
-        pytest.param("user", "standard", id="standard-as-user", marks=pytest.mark.long),
+        pytest.param(Job("root", "strict"), id="strict-as-root"),
+        pytest.param(Job("root", "standard"), id="standard-as-root", marks=pytest.mark.long),
+        pytest.param(Job("user", "strict"), id="strict-as-user", marks=pytest.mark.long),
+        pytest.param(Job("user", "standard"), id="standard-as-user", marks=pytest.mark.long),
+        pytest.param(
+            Job("root", "strict", arguments=("tests/vm/test_drift.py",)),
+            id="every-drift",
+            marks=pytest.mark.long,
+        ),
     ],
 )
-def test_everything_holds_on_real_kvm(user: str, isolation: str) -> None:
-    job = Job(user, isolation)
+def test_everything_holds_on_real_kvm(job: Job) -> None:
     outcome = run(job)
     SUMMARIES.extend(summary(job, outcome))
     assert outcome.failures() == []

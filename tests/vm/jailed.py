@@ -181,6 +181,9 @@ class Jail:
         for path in self.folder.iterdir():
             path.unlink()
         self.folder.rmdir()
+        # Else this process would adopt what later tests leave behind, and never ask for its status:
+        # a zombie keeps its identity taken.
+        prctl.set_child_subreaper(0)
 
 
 @contextlib.contextmanager

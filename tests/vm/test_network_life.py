@@ -97,7 +97,8 @@ def test_two_sandboxes_do_not_reach_each_other(home: NetHome) -> None:
     for each in asked:
         until(partial(home.knock, "elm", [each]), 15, f"elm reaches itself: {each}")
         assert home.knock("ash", [each]) == set()
-    assert home.dropped("ash")["sandbox"] > 0
+    # Both tables refuse them on the host; the one that was loaded first comes to count them.
+    assert home.dropped("ash")["sandbox"] + home.dropped("elm")["forward"] > 0
     # Not from beside them either, though the host has a route: nobody calls a guest.
     assert home.lab.knock(asked, home.lab.host) == set()
 
