@@ -16,6 +16,7 @@ from ipaddress import ip_address
 
 from reconcilers.facts import Network
 from reconcilers.network import (
+    described,
     links,
     readlinks,
     rules,
@@ -26,7 +27,6 @@ from reconcilers.network import (
     tables,
     taps,
 )
-from reconcilers.network.addresses import addresses
 from reconcilers.network.nftjson import Table
 from reconcilers.network.surroundings import Surroundings
 from reconcilers.network.wanted import MIDDLE_TABLE, Wanted, host_table
@@ -99,7 +99,7 @@ class Networks:
             if slot is None:
                 lines = state.ITEMS if present else ("network",)
                 return Network(present, tuple(_reading(each, "nothing", "") for each in lines))
-            wanted = _wanted(names, box, around, slot)
+            wanted = described.wanted_of(names, box, around, slot)
             found, right = readlinks.read_state(wanted), state.wanted_state(wanted)
         readings = [
             _reading(item, state.difference(right.lines[item], found.lines[item]), item)
@@ -127,7 +127,7 @@ class Networks:
             if slot is None:
                 raise HostError("its network is gone")
             around = surroundings.look(self._resolver)
-            return _wanted(names, box, around, slot).for_guest().decode()
+            return described.wanted_of(names, box, around, slot).for_guest().decode()
 
     def _rules(self, space: str, right: _Right, dropped: dict[str, int]) -> Reading:
         """Compare one table; the host's own namespace when `space` is empty."""
@@ -176,7 +176,7 @@ class Networks:
                 slot = slots.live_slot(names)
                 if slot is None:
                     slot = slots.free_slot(names)
-                wanted = _wanted(names, box, around, slot)
+                wanted = described.wanted_of(names, box, around, slot)
                 spaces.create(wanted.vmm_space)
                 spaces.create(wanted.middle_space)
                 self._load_rules(wanted)
@@ -274,21 +274,6 @@ def _problem(around: Surroundings, egress: Egress) -> tuple[str, str]:
     return around.problem(egress)
 
 
-def _wanted(names: HostNames, box: Boxfile, around: Surroundings, slot: int) -> Wanted:
-    egress = egress_of(box.egress)
-    ipv6 = around.routes_ipv6(egress)
-    return Wanted(
-        names=names,
-        addresses=addresses(names, slot),
-        egress=egress,
-        mtu=around.mtu,
-        resolver=around.resolver(ipv6),
-        host_addresses=around.addresses,
-        ipv6=ipv6,
-        host_ipv6=around.ipv6,
-    )
-
-
 def _in(space: str, work: Callable[[], str | bool]) -> str:
     """Typed for the two callers: a difference, or whether something was loaded."""
     done = spaces.inside(space, work) if space else work()
@@ -319,19 +304,8 @@ def _reading(
 
 
 def _shown(wanted: Wanted, dropped: dict[str, int], problem: str) -> dict[str, str]:
-    own = wanted.addresses
-    no_dns = "none" if wanted.egress.mode == "all" else "none: only with egress: all"
-    six = str(own.guest6) if wanted.ipv6 else f"{own.guest6} (no route: the host has none)"
-    shown = {
-        "address4": str(own.guest4),
-        "address6": six,
-        "gateway4": str(own.gateway4),
-        "gateway6": str(own.gateway6),
-        "egress": str(wanted.egress),
-        "mtu": str(wanted.mtu),
-        "resolver": f"{wanted.resolver}, asked through {wanted.dns}" if wanted.dns else no_dns,
-        "dropped": ", ".join(f"{name} {n}" for name, n in sorted(dropped.items()) if n) or "0",
+    own_way = {
         "namespaces": f"{wanted.vmm_space} (VMM), {wanted.middle_space} (rules)",
         "tables": f"inet {MIDDLE_TABLE} in {wanted.middle_space}, inet {wanted.host_table}",
     }
-    return shown | ({"problem": problem} if problem else {})
+    return described.shown(wanted, dropped, problem, own_way)

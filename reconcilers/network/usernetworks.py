@@ -18,8 +18,17 @@ from reconcilers.confinement.wirepolicy import KEEPER
 from reconcilers.facts import Network
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout
-from reconcilers.network import inner, readlinks, rules, state, surroundings, tables, taps
-from reconcilers.network.addresses import addresses, first_slot
+from reconcilers.network import (
+    described,
+    inner,
+    readlinks,
+    rules,
+    state,
+    surroundings,
+    tables,
+    taps,
+)
+from reconcilers.network.addresses import first_slot
 from reconcilers.network.innerclient import Gone, Made, Process, Worker
 from reconcilers.network.routing import Routing
 from reconcilers.network.surroundings import Surroundings
@@ -188,18 +197,8 @@ def _keeper(record: LaunchRecord) -> HelperRecord | None:
 
 
 def _wanted(names: HostNames, box: Boxfile, around: Surroundings) -> Wanted:
-    egress = egress_of(box.egress)
-    ipv6 = around.routes_ipv6(egress)
-    return Wanted(
-        names=names,
-        addresses=addresses(names, first_slot(names)),  # both namespaces are its own: all are free
-        egress=egress,
-        mtu=around.mtu,
-        resolver=around.resolver(ipv6),
-        host_addresses=around.addresses,
-        ipv6=ipv6,
-        host_ipv6=around.ipv6,
-    )
+    # Both namespaces are its own: all addresses are free.
+    return described.wanted_of(names, box, around, first_slot(names))
 
 
 def _place(vmm: int, keeper: int) -> Reading:
@@ -236,19 +235,6 @@ def _reading(item: str, wrong: str, mend: Mend, source: str = "") -> Reading:
 
 
 def _shown(wanted: Wanted, found: inner.Found, problem: str) -> dict[str, str]:
-    own = wanted.addresses
-    dropped = {name: n for name, n in found.counts.items() if name != rules.PASSED and n}
-    no_dns = "none" if wanted.egress.mode == "all" else "none: only with egress: all"
-    six = str(own.guest6) if wanted.ipv6 else f"{own.guest6} (no route: the host has none)"
-    shown = {
-        "address4": str(own.guest4),
-        "address6": six,
-        "gateway4": str(own.gateway4),
-        "gateway6": str(own.gateway6),
-        "egress": str(wanted.egress),
-        "mtu": str(wanted.mtu),
-        "resolver": f"{wanted.resolver}, asked through {wanted.dns}" if wanted.dns else no_dns,
-        "dropped": ", ".join(f"{name} {n}" for name, n in sorted(dropped.items())) or "0",
-        "carried by": "pasta: TCP, UDP and ping, as connections of this user",
-    }
-    return shown | ({"problem": problem} if problem else {})
+    dropped = {name: n for name, n in found.counts.items() if name != rules.PASSED}
+    own_way = {"carried by": "pasta: TCP, UDP and ping, as connections of this user"}
+    return described.shown(wanted, dropped, problem, own_way)
