@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.filetimes import FileTimes
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(os.environ.get("BOX_TEST_RESULTS", ROOT / ".cache" / "test-results"))
 GUEST_KERNEL = Path("/var/cache/box/kernels/current/vmlinux")
@@ -125,6 +127,7 @@ def required() -> frozenset[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     required()
+    config.pluginmanager.register(FileTimes())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

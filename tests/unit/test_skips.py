@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ def test_failing(evidence, tmp_path):
 def suite(tmp_path: Path) -> Path:
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
     (tmp_path / "test_sample.py").write_text(SAMPLE)
+    (tmp_path / "test_other.py").write_text("def test_elsewhere(): pass\n")
     return tmp_path
 
 
@@ -60,6 +62,13 @@ def test_a_required_capability_that_is_missing_is_a_failure(suite: Path) -> None
 
 def test_an_unknown_requirement_stops_the_run(suite: Path) -> None:
     assert "passed" not in run(suite, "plain", BOX_TEST_REQUIRE="kvn")
+
+
+def test_the_time_of_each_file_stands_before_the_count(suite: Path) -> None:
+    *lines, count = run(suite, "plain or elsewhere").splitlines()
+    assert "2 passed" in count
+    shown = [line.split("  ")[-1] for line in lines if re.match(r" +\d+\.\d s  ", line)]
+    assert sorted(shown) == ["test_other.py", "test_sample.py"]
 
 
 def test_long_tests_run_only_when_all_are_asked_for(suite: Path) -> None:
