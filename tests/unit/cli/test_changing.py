@@ -18,8 +18,6 @@ from specs.parse import parse_boxfile
 from tests.unit.cli.hostservice import serving
 from tests.unit.cli.support import box, text
 
-pytestmark = pytest.mark.needs_root
-
 FERN = b"name: fern\ncpus: 1\n"
 
 

@@ -26,8 +26,6 @@ from tests.unit.cli.support import ARGV, box, environment, text
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 
-pytestmark = pytest.mark.needs_root
-
 
 def test_get_without_a_home_says_what_to_do_next_and_creates_nothing(tmp_path: Path) -> None:
     home = tmp_path / "home"

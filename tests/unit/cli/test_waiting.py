@@ -17,8 +17,6 @@ from tests.unit.cli.hostservice import serving
 from tests.unit.cli.settled import condition, settle
 from tests.unit.cli.support import box, text
 
-pytestmark = pytest.mark.needs_root
-
 FERN = b"name: fern\ncpus: 1\n"
 
 

@@ -16,7 +16,6 @@ from controller.apply import ABSENT, apply_text, delete_file, digest_of, find_so
 from controller.sources.folder import BOXFILE_MAX
 from specs.errors import BadName, Conflict, HostError, UsageError
 
-pytestmark = pytest.mark.needs_root  # the lock is in /run/box
 REPOSITORY = Path(__file__).resolve().parents[3]
 ONE = b"cpus: 1\n"
 TWO = b"cpus: 2\n"
@@ -41,6 +40,7 @@ def test_created_then_unchanged_then_configured(boxes: Path) -> None:
     assert names(boxes) == ["teal.box.yaml"]
 
 
+@pytest.mark.needs_root
 @pytest.mark.parametrize("filename", ["teal.yaml", "teal.yml", "teal.box.yaml", "teal/Boxfile"])
 def test_the_file_that_exists_is_the_one_that_changes(boxes: Path, filename: str) -> None:
     path = boxes / filename
@@ -180,6 +180,7 @@ def small_disk(boxes: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(boxes)], check=True)
 
 
+@pytest.mark.needs_root
 def test_a_full_disk_changes_nothing(small_disk: Path) -> None:
     apply_text(small_disk, "teal", ONE, if_match=None)
     (small_disk / ".filler").write_bytes(b"x" * 50_000)
@@ -191,6 +192,7 @@ def test_a_full_disk_changes_nothing(small_disk: Path) -> None:
     assert names(small_disk) == [".filler", "teal.box.yaml"]
 
 
+@pytest.mark.needs_root
 def test_a_read_only_folder_changes_nothing(small_disk: Path) -> None:
     apply_text(small_disk, "teal", ONE, if_match=None)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)

@@ -17,8 +17,6 @@ from specs.boxfile import Boxfile
 from specs.conditions import Reason
 from specs.errors import HostError, RefusedByPolicy
 
-pytestmark = pytest.mark.needs_root
-
 
 @pytest.fixture
 def inventory(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Inventory:

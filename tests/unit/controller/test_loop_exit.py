@@ -16,8 +16,6 @@ from controller.wiring import build_host
 from reconcilers.layout import Layout
 from specs.config import Config
 
-pytestmark = pytest.mark.needs_root
-
 
 @pytest.fixture
 def vmm() -> Iterator[subprocess.Popen[bytes]]:

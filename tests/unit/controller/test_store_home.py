@@ -20,8 +20,6 @@ from specs.errors import HostError
 
 NOBODY = 65534
 
-pytestmark = pytest.mark.needs_root
-
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
@@ -45,6 +43,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.needs_root
 def test_a_new_home_is_private_and_has_an_instance(home: Path) -> None:
     assert read_home(home) is None
     assert not home.exists()
@@ -86,6 +85,7 @@ def test_a_garbled_instance_is_an_error_and_stays_as_it_is(home: Path, garbage: 
     assert (home / "instance").read_bytes() == garbage
 
 
+@pytest.mark.needs_root
 def test_a_home_that_others_can_write_or_own_is_refused(home: Path) -> None:
     layout = ensure_home(home)
     for folder in (home, layout.state, layout.runtime):
@@ -161,6 +161,7 @@ def of_nobody() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.needs_root
 def test_an_ordinary_users_sockets_lie_in_his_session(of_nobody: Path) -> None:
     session = of_nobody / "session"
     session.mkdir(mode=0o700)
@@ -174,6 +175,7 @@ def test_an_ordinary_users_sockets_lie_in_his_session(of_nobody: Path) -> None:
     assert mode_of(Path(first)) == 0o700
 
 
+@pytest.mark.needs_root
 def test_without_a_session_they_lie_in_the_home_and_stay_there(of_nobody: Path) -> None:
     session = of_nobody / "session"
     session.mkdir(mode=0o700)
@@ -183,6 +185,7 @@ def test_without_a_session_they_lie_in_the_home_and_stay_there(of_nobody: Path) 
     assert runtimes_of_nobody(home, str(session), "-") == [str(home / "run" / instance)] * 2
 
 
+@pytest.mark.needs_root
 def test_a_session_folder_of_somebody_else_is_not_used(of_nobody: Path) -> None:
     home = of_nobody / "home"
     [found] = runtimes_of_nobody(home, "/run")

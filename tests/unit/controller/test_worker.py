@@ -27,8 +27,6 @@ from specs.ceiling import Ceiling
 from specs.config import Config
 from specs.errors import BoxError, HostError
 
-pytestmark = pytest.mark.needs_root
-
 
 @pytest.fixture
 def host(layout: Layout) -> Host:

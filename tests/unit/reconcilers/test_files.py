@@ -19,8 +19,9 @@ from reconcilers.launchrecord import LaunchRecord
 from specs.errors import ChannelError, HostError
 
 BASE = "builtin:busybox"
+PATH = f"{os.environ['PATH']}:/usr/sbin"  # which is not in an ordinary user's
 needs_tools = pytest.mark.skipif(
-    not (BUSYBOX.exists() and shutil.which("mksquashfs") and shutil.which("mke2fs")),
+    not (BUSYBOX.exists() and shutil.which("mksquashfs") and shutil.which("mke2fs", path=PATH)),
     reason="busybox-static, squashfs-tools or e2fsprogs is missing",
 )
 
