@@ -52,6 +52,7 @@ class Arena:
         self.measured: dict[str, Any] = {}
         self.confinement: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
+        self._failed: dict[str, Exception] = {}
         self.closing: list[Callable[[], list[str]]] = []
         """What else is to be removed in the end; each says what the product left behind."""
 
@@ -122,14 +123,25 @@ class Arena:
     # -- what is made once
 
     def once(self, key: str, make: Callable[[], T]) -> T:
-        """The result of `make`, made at the first call."""
+        """The result of `make`, made at the first call.
+
+        What could not be made is not tried again: the same exception is raised at every call.
+        """
+        if key in self._failed:
+            raise self._failed[key]
         if key not in self._made:
-            self._made[key] = make()
+            try:
+                self._made[key] = make()
+            except Exception as error:  # an interruption is none
+                self._failed[key] = error
+                raise
         found: T = self._made[key]
         return found
 
     def forget(self, key: str) -> None:
+        """The next call of `once` makes it anew."""
         self._made.pop(key, None)
+        self._failed.pop(key, None)
 
     def compiled(self, source: str) -> Path:
         """A static program made from the C file `source` beside this module."""

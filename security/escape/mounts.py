@@ -27,17 +27,7 @@ SWAPPED = 3000  # milliseconds of a guest's reading while the host swaps
 
 def shares(arena: Arena) -> Shares:
     """The shared directories, or again the reason why there are none."""
-
-    def make() -> Shares | Exception:
-        try:
-            return Shares(arena)
-        except Exception as error:
-            return error
-
-    made = arena.once("shares", make)
-    if isinstance(made, Exception):
-        raise made
-    return made
+    return arena.once("shares", lambda: Shares(arena))
 
 
 def _writable(made: Shares) -> None:

@@ -26,17 +26,7 @@ UNKNOWN4, UNKNOWN6 = "198.51.100.77", "2001:db8:66::77"
 
 def bridged(arena: Arena) -> Bridged:
     """The sandboxes under attack, or again the reason why there are none."""
-
-    def make() -> Bridged | Exception:
-        try:
-            return Bridged(arena)
-        except Exception as error:
-            return error
-
-    made = arena.once("bridged", make)
-    if isinstance(made, Exception):
-        raise made
-    return made
+    return arena.once("bridged", lambda: Bridged(arena))
 
 
 def _own(made: Bridged) -> list[Door]:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from reconcilers.network import nftjson
+from reconcilers.network import links, nftjson
 from reconcilers.network.wanted import MARK
 from specs.errors import ProtocolError
 from tests.escape.saboteur import Product
@@ -83,3 +83,18 @@ def _no_ip_port(product: Product) -> None:
     """The controller listens at all addresses."""
     listening = socket.create_server(("0.0.0.0", 0))
     product.stack.enter_context(listening)
+
+
+@wall("nothing left of a network")
+def _clean_networks(product: Product) -> None:
+    """Beside the links of a deleted sandbox another one stays.
+
+    A bridge, as not every kernel has dummies. Its name is of no sandbox, so no later pass finds it.
+    """
+
+    def removed(real: Any, networks: Any, names: Any) -> None:
+        real(networks, names)
+        with links.netlink() as ip:
+            ip.link("add", ifname=f"left-{names.sandbox}", kind="bridge")
+
+    product.around("reconcilers.network.networks.Networks.remove", removed)
