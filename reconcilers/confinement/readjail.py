@@ -5,6 +5,7 @@ Each function reads one layer and yields its readings. Nothing is changed here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
@@ -37,7 +38,7 @@ Known = Mapping[tuple[str, str], Reading]
 def read_process(pid: int, want: Confinement, known: Known) -> Iterator[Reading]:
     """Every reading that /proc/PID gives."""
     proc = f"/proc/{pid}"
-    threads = list(_threads(f"{proc}/task"))
+    threads = list(threads_of(f"{proc}/task", pid))
     yield from _status(proc, threads, want)
     if os.geteuid() == 0:
         yield from _seccomp(pid, want)
@@ -53,14 +54,15 @@ def read_process(pid: int, want: Confinement, known: Known) -> Iterator[Reading]
     yield from _rlimits(proc, want)
 
 
-def _threads(folder: str) -> Iterator[Mapping[str, str]]:
-    """The main thread first; a thread that ends while they are read is left out."""
-    for number, tid in enumerate(sorted(_listed(folder), key=int)):
-        try:
-            yield procfile.fields(f"{folder}/{tid}/status")
-        except (FileNotFoundError, ProcessLookupError):
-            if number == 0:
-                raise
+def threads_of(folder: str, pid: int) -> Iterator[Mapping[str, str]]:
+    """The main thread first, whose number is the process's own: once numbers have begun again at
+    the bottom, a later thread has a lower one. One that ends while they are read is left out.
+    """
+    yield procfile.fields(f"{folder}/{pid}/status")
+    for tid in os.listdir(folder):
+        if tid != str(pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                yield procfile.fields(f"{folder}/{tid}/status")
 
 
 def _status(
@@ -252,7 +254,3 @@ def _same(
     layer: str, item: str, want: str, got: str, source: str, mend: Mend = "replace"
 ) -> Reading:
     return Reading(layer, item, want, got, want == got, source, "live", mend)
-
-
-def _listed(folder: str) -> list[str]:
-    return os.listdir(folder)
