@@ -2,10 +2,13 @@
 # Inside the lab: the tests of one job, with the installed box and not this tree's modules.
 set -u
 cd /job/tree || exit 91
-export PYTHONPYCACHEPREFIX=/var/tmp/pyc PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export BOX_TEST_REQUIRE=root,kvm,cgroup2 BOX_TEST_RESULTS=/var/tmp/results
 # This machine is emulated, so a virtual machine inside it needs several seconds to start.
-export BOX_TEST_ACCEL=auto BOX_TEST_SLOWNESS=20 BOX_TEST_CONFIG='kvm_probe_seconds = 60'
+probe=$((60 * LAB_PATIENCE))
+[ "$probe" -le 300 ] || probe=300 # the most that box takes
+export BOX_TEST_ACCEL=auto BOX_TEST_SLOWNESS=20 BOX_TEST_CONFIG="kvm_probe_seconds = $probe"
+export BOX_TEST_PATIENCE="$LAB_PATIENCE"
 
 everybody='tests/kvm/inside/onkvm.py tests/kvm/inside/escape.py'
 if [ "$LAB_USER" = root ]; then
@@ -19,4 +22,4 @@ else
 fi
 # shellcheck disable=SC2086 # one word per file is meant
 exec /opt/box/bin/python -m pytest -p pytest_timeout -p pytest_asyncio.plugin \
-    -p tests.kvm.inside.report -p no:cacheprovider --color=no --timeout=400 -v ${LAB_ARGUMENTS:-$files}
+    -p tests.kvm.inside.report -p no:cacheprovider --color=no --timeout=$((400 * LAB_PATIENCE)) -v ${LAB_ARGUMENTS:-$files}

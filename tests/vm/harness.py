@@ -31,12 +31,15 @@ READY = 90.0
 # The lab of tests/kvm runs some of these tests on KVM, on an emulated and therefore slow machine.
 ACCEL = os.environ.get("BOX_TEST_ACCEL", "tcg")
 CONFIG = os.environ.get("BOX_TEST_CONFIG", "")
+# A factor on the limits below, for a host that does other things meanwhile.
+PATIENCE = int(os.environ.get("BOX_TEST_PATIENCE", "1"))
 SLOWNESS = float(os.environ.get("BOX_TEST_SLOWNESS", "1"))  # against a real processor
 TINY = f"accel: {ACCEL}\ncpus: 1\nram_mib: 192\ndata: {{size_mib: 32}}\n"
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     """Poll until `condition` gives something true, and return it."""
+    seconds *= PATIENCE
     limit = time.monotonic() + seconds
     while True:
         found = condition()
@@ -76,7 +79,7 @@ class Home:
     def stop(self, how: int = signal.SIGTERM) -> None:
         if self.controller is not None:
             self.controller.send_signal(how)
-            self.controller.wait(30)
+            self.controller.wait(30 * PATIENCE)
             self.controller = None
 
     def log(self) -> str:
@@ -94,7 +97,7 @@ class Home:
             env=self.env,
             input=data,
             capture_output=True,
-            timeout=timeout,
+            timeout=timeout * PATIENCE,
             cwd=ROOT,
         )
         if check and done.returncode != 0:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from reconcilers.confinement.handover import hand_over_groups
 from tests.conftest import EVIDENCE
 from tests.vm.cases import CaseHome
-from tests.vm.harness import READY, ROOT, until
+from tests.vm.harness import PATIENCE, READY, ROOT, until
 
 PACKAGES = ("specs", "agent", "reconcilers", "controller", "security", "examples")
 PYTHON = os.path.realpath(sys.executable)  # the system's own: others may run it
@@ -231,7 +231,7 @@ class PersonsHome(CaseHome):
             env=self.env,
             input=data,
             capture_output=True,
-            timeout=timeout,
+            timeout=timeout * PATIENCE,
             cwd="/",
         )
         if check and done.returncode != 0:
