@@ -358,13 +358,15 @@ class Actor:
             guest.require_proof(live.record, client.hello)
             guest.require_mounts(client.hello)
             await guest.mount_shares(client, self._wanted()[0])
-        except ChannelError:
+        except BaseException:
+            # Also when this is given up because the Boxfile changed: the guest has one port, and
+            # who holds it keeps everybody else out.
             await client.close()
             raise
         live.client = client
+        live.keep(self._tell_closed(live, client))
         if self._box is not None and self._box.network == "bridge":
             await self._tell_network()
-        live.keep(self._tell_closed(live, client))
 
     async def _tell_closed(self, live: Live, client: AgentClient) -> None:
         """A channel that breaks is looked at now, not at the next timed pass."""

@@ -14,30 +14,10 @@ import pytest
 
 from reconcilers import launchrecord, microvm, procfs, steps
 from reconcilers.act import Actor
-from reconcilers.backend import HostFacts
-from reconcilers.boot import BootFiles
-from reconcilers.confinement.identity import IdentityRegistry
-from reconcilers.host import Host
-from reconcilers.image import Images
-from reconcilers.layout import Layout
 from reconcilers.mounts import Rules
-from specs.config import Config
 from specs.names import HostNames
+from tests.unit.reconcilers.hosts import WEB, host_in
 from tests.vm.harness import until
-
-WEB = HostNames("0123456789ab", "web")
-
-
-def host_in(folder: Path) -> Host:
-    return Host(
-        layout=Layout(folder, folder / "run", WEB.instance),
-        config=Config(),
-        facts=HostFacts(None, None, None),
-        images=Images(folder / "images"),
-        boot_files=BootFiles(folder / "kernels"),
-        identities=IdentityRegistry(lock=folder / "lock", registry=folder / "ids.toml"),
-        backends={},
-    )
 
 
 @contextmanager
