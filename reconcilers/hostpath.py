@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from reconcilers.confinement import procfile
+
 _LINKS_MAX = 40  # path_resolution(7)
 _FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 Identity = tuple[int, int]
@@ -68,14 +70,23 @@ def ancestors(descriptor: int) -> tuple[Identity, ...]:
     try:
         while True:
             above = os.open("..", _FLAGS | os.O_DIRECTORY, dir_fd=current)
-            os.close(current)
-            current = above
-            identity = _identity(current)
-            if identity == found[-1]:  # the root is its own parent
-                return tuple(found)
+            former, current = current, above
+            try:
+                identity = _identity(current)
+                # The root is its own parent. So, to look at, is a directory that is mounted on one
+                # of its own entries, and above that there is more.
+                if identity == found[-1] and _mount_of(current) == _mount_of(former):
+                    return tuple(found)
+            finally:
+                os.close(former)
             found.append(identity)
     finally:
         os.close(current)
+
+
+def _mount_of(descriptor: int) -> str:
+    """The number of the mount it is on (proc(5), fdinfo)."""
+    return procfile.fields(f"/proc/self/fdinfo/{descriptor}")["mnt_id"]
 
 
 def _identity(descriptor: int) -> Identity:

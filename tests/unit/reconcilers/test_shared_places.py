@@ -76,6 +76,29 @@ def test_read_only_file_system_cannot_be_shared_writable(tmp_path: Path) -> None
     assert "mounted read-only: use mode: ro" in refused
 
 
+def test_directory_mounted_on_its_own_entry_hides_nothing_above_it(tmp_path: Path) -> None:
+    """In a mount namespace of its own."""
+    (tmp_path / "secret/a/b/inner").mkdir(parents=True)
+    (tmp_path / "secret/a/inner").mkdir()
+    script = (
+        "from tests.unit.reconcilers.test_shared_places import why;"
+        "from reconcilers.mounts import Rules;"
+        f"top = {str(tmp_path)!r};"
+        "rules = Rules(forbidden=(('the secret', f'{top}/secret'),));"
+        "print(why(f'{top}/secret/a/b/inner', rules))"
+    )
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+        + ['mount --bind "$1" "$1/b" && shift && exec "$@"', "sh", str(tmp_path / "secret/a")]
+        + [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "it is, or lies in, the secret\n"
+
+
 def test_places_count_under_every_name_and_before_they_exist(tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "inner").mkdir(parents=True)
