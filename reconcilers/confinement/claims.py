@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import time
 import tomllib
@@ -20,6 +19,7 @@ from typing import Any
 
 import tomli_w
 
+from reconcilers import hostlock
 from specs.errors import HostError
 
 _LOCK_WAIT = 10.0  # seconds; a claim takes milliseconds
@@ -126,23 +126,12 @@ class ClaimsFile:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._made(self._lock.parent)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(self._lock, flags, 0o600)
-        except OSError as error:
-            raise _unusable(self._lock, error) from None
-        try:
-            deadline = time.monotonic() + _LOCK_WAIT
-            while True:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                if time.monotonic() > deadline:
-                    raise HostError("another process holds the lock", where=str(self._lock))
-                time.sleep(0.01)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(hostlock.held(self._lock, _LOCK_WAIT))
+            except OSError as error:
+                raise _unusable(self._lock, error) from None
             yield
-        finally:
-            os.close(descriptor)
 
     @staticmethod
     def _made(folder: Path) -> Path:

@@ -7,13 +7,12 @@ written down, so nothing can be lost. A lock for the whole host makes looking an
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import socket
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
+from reconcilers import hostlock
 from reconcilers.network import spaces
 from reconcilers.network.addresses import POOL, SLOTS, addresses, first_slot, slot_of
 from reconcilers.network.routing import Routing
@@ -21,21 +20,20 @@ from specs.errors import HostError
 from specs.names import INTERFACE_PREFIX, HostNames
 
 LOCK = Path("/run/box/network.lock")
+# seconds; a network is made in less than one, and all that start at once wait for each other
+_LOCK_WAIT = 60.0
 
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
     """One at a time on the whole host (blocking). Raises HostError."""
-    try:
-        LOCK.parent.mkdir(mode=0o755, exist_ok=True)
-        descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise HostError(f"{LOCK} cannot be opened: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as held:
+        try:
+            LOCK.parent.mkdir(mode=0o755, exist_ok=True)
+            held.enter_context(hostlock.held(LOCK, _LOCK_WAIT))
+        except OSError as error:
+            raise HostError(f"{LOCK} cannot be opened: {error.strerror}") from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def live_slot(names: HostNames) -> int | None:
