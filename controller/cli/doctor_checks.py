@@ -85,7 +85,7 @@ NEEDED_FOR: dict[str, str] = {
     "virtiofsd": "mounts",
     "nftables": "network: bridge",
     "tap_devices": "network: bridge",
-    "forwarding": "network: bridge, as root",
+    "forwarding": "network: bridge",
     "passt": "network: bridge, as an ordinary user",
     "controller": "everything but reading",
 }

@@ -124,18 +124,27 @@ def tap_devices(name: str, about: Subject) -> Result:
 
 
 def forwarding(name: str, about: Subject) -> Result:
-    """Between the sandboxes' links and the way out; as an ordinary user passt does that."""
-    from reconcilers.network import surroundings
+    """Between the sandboxes' links and the way out; as an ordinary user passt does that, and asks
+    the same nameserver.
+    """
+    from ipaddress import ip_address
+
+    from reconcilers.network import surroundings, usernetworks
     from specs.egress import egress_of
 
-    if os.geteuid() != 0:
-        return Result(name, "ok", "not needed by an ordinary user")
-    seen = surroundings.look()
+    ordinary = os.geteuid() != 0
+    named = ip_address(about.config.resolver) if about.config.resolver else None
+    seen = (usernetworks if ordinary else surroundings).look(named)
     problem, fix = seen.problem(egress_of("all"))
     if problem:
         return Result(name, "warn", problem, fix)
     if not seen.resolvers:
-        fix = "name a nameserver in /etc/resolv.conf that is not on the host's loopback"
-        return Result(name, "warn", "packets are forwarded, but no nameserver can be reached", fix)
+        fix = (
+            "name one in /etc/resolv.conf that is not on the host's loopback, or as `resolver` in "
+        )
+        return Result(name, "warn", "no nameserver can be reached", f"{fix}config.toml")
+    if ordinary:
+        shown = ", ".join(map(str, seen.resolvers))
+        return Result(name, "ok", f"not needed by an ordinary user; DNS {shown}")
     ipv6 = "IPv4 and IPv6" if seen.forwards6 and seen.ipv6_route else "IPv4"
     return Result(name, "ok", f"{ipv6}; MTU {seen.mtu}; DNS {', '.join(map(str, seen.resolvers))}")

@@ -27,7 +27,8 @@ _FILE_MAX = 64 << 10
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """`mtu` is the uplink's, in bytes. `ipv6` says that the host speaks IPv6 at all, `ipv6_route`
-    that it has a default route for it. `resolvers` are usable nameservers, the first one first.
+    that it has a default route for it, `ipv6_known` that its kernel does. `resolvers` are usable
+    nameservers, the first one first.
     """
 
     mtu: int
@@ -37,6 +38,7 @@ class Surroundings:
     ipv6: bool
     ipv6_route: bool
     resolvers: tuple[Address, ...]
+    ipv6_known: bool = True
 
     def problem(self, egress: Egress) -> tuple[str, str]:
         """What stands against a bridged sandbox here, and its fix; two empty texts when nothing."""
@@ -44,6 +46,11 @@ class Surroundings:
             return (
                 "this host does not forward IPv4 packets (net.ipv4.ip_forward is 0)",
                 "sysctl -w net.ipv4.ip_forward=1",
+            )
+        if not self.ipv6_known:
+            return (
+                "this host's kernel runs without IPv6, which every sandbox's own link has",
+                "boot it without ipv6.disable=1 (or modprobe ipv6)",
             )
         named = [each for each in egress.entries if each.network.version == 6]
         if named and not self.ipv6:
@@ -98,6 +105,7 @@ def look(resolver: Address | None = None) -> Surroundings:
         ipv6=disabled == "0",
         ipv6_route=any(each.family == socket.AF_INET6 for each in defaults),
         resolvers=(resolver,) if resolver is not None else _resolvers(),
+        ipv6_known=disabled is not None,
     )
 
 
