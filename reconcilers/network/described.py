@@ -1,5 +1,5 @@
 """What the networks of root and of an ordinary user have in common: what one must be, in one value,
-and the part of what `box describe` shows that both have. Pure.
+how a reading of it is written, and the part of what `box describe` shows that both have. Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from reconcilers.network.wanted import Wanted
 from specs.boxfile import Boxfile
 from specs.egress import egress_of
 from specs.names import HostNames
+from specs.reading import Mend, Reading
+
+AS_WANTED = "as wanted"
 
 
 def wanted_of(names: HostNames, box: Boxfile, around: Surroundings, slot: int) -> Wanted:
@@ -28,6 +31,19 @@ def wanted_of(names: HostNames, box: Boxfile, around: Surroundings, slot: int) -
         ipv6=ipv6,
         host_ipv6=around.ipv6,
     )
+
+
+def reading(
+    item: str,
+    wrong: str,
+    *,
+    want: str = AS_WANTED,
+    source: str = "netlink, /proc/sys/net",
+    mend: Mend = "in place",
+) -> Reading:
+    """One of the network's; `wrong` says how it differs from `want`, empty when it does not."""
+    got = wrong or want
+    return Reading("network", item, want, got, not wrong, source, "live", mend)
 
 
 def shown(

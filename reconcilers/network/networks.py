@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from ipaddress import ip_address
+from typing import TypeVar
 
 from reconcilers.facts import Network
 from reconcilers.network import (
     described,
+    lacking,
     links,
     readlinks,
     rules,
@@ -27,12 +29,12 @@ from reconcilers.network import (
     tables,
     taps,
 )
+from reconcilers.network.described import reading
 from reconcilers.network.nftjson import Table
-from reconcilers.network.surroundings import Surroundings
 from reconcilers.network.wanted import MIDDLE_TABLE, Wanted, host_table
 from specs.boxfile import Boxfile
 from specs.config import Config
-from specs.egress import Egress, egress_of
+from specs.egress import egress_of
 from specs.errors import BoxError, HostError
 from specs.names import HostNames, is_interface_of
 from specs.reading import Mend, Reading
@@ -43,7 +45,7 @@ RULES_ITEM, HOST_RULES_ITEM, PLACE_ITEM, TAP_ITEM = (
     "namespace of the VMM",
     "tap",
 )
-_AS_WANTED = "as wanted"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,11 @@ class Networks:
             present, slot = self.present(names), slots.live_slot(names)
             if slot is None:
                 lines = state.ITEMS if present else ("network",)
-                return Network(present, tuple(_reading(each, "nothing", "") for each in lines))
+                return Network(present, tuple(reading(each, "nothing") for each in lines))
             wanted = described.wanted_of(names, box, around, slot)
             found, right = readlinks.read_state(wanted), state.wanted_state(wanted)
         readings = [
-            _reading(item, state.difference(right.lines[item], found.lines[item]), item)
+            reading(item, state.difference(right.lines[item], found.lines[item]))
             for item in state.ITEMS
         ]
         if vmm:
@@ -112,7 +114,7 @@ class Networks:
             self._rules(wanted.middle_space, _middle_table(wanted), dropped),
             self._rules("", _host_table(wanted), dropped),
         ]
-        problem, fix = _problem(around, wanted.egress)
+        problem, fix = lacking.problem(around, wanted.egress, ordinary=False)
         return Network(
             present,
             tuple(readings),
@@ -138,9 +140,9 @@ class Networks:
             wrong = _in(space, lambda: self._difference(space, right, dropped))
         except (BoxError, OSError) as error:
             if space and not spaces.exists(space):
-                return _reading(item, "no namespace", item, source)
+                return reading(item, "no namespace", source=source)
             raise HostError(f"the rules cannot be read: {error}") from error
-        return _reading(item, wrong, item, source)
+        return reading(item, wrong, source=source)
 
     def _difference(self, space: str, right: _Right, dropped: dict[str, int]) -> str:
         where, table = f"{space} {spaces.inode(space)}" if space else "", right.table
@@ -161,7 +163,8 @@ class Networks:
         path = f"/proc/{vmm}/ns/net"
         theirs, ours = os.stat(path).st_ino, spaces.inode(wanted.vmm_space)
         got = "" if theirs == ours else f"net:[{theirs}]"
-        return _reading(PLACE_ITEM, got, f"net:[{ours}]", path, "replace")
+        want = f"net:[{ours}]"
+        return reading(PLACE_ITEM, got, want=want, source=path, mend="replace")
 
     # -- acting
 
@@ -169,7 +172,7 @@ class Networks:
         """Make everything as wanted: rules first, links last. Raises HostError, CommandError."""
         with readlinks.worded("set up"):
             around = surroundings.look(self._resolver)
-            problem, fix = _problem(around, egress_of(box.egress))
+            problem, fix = lacking.problem(around, egress_of(box.egress), ordinary=False)
             if problem:
                 raise HostError(problem, fix=fix)
             with slots.locked():
@@ -218,6 +221,9 @@ class Networks:
         links.remove_rules(names.interface("h"))
         for kind in ("m", "v"):
             spaces.remove(names.interface(kind))
+        for where, table in list(self._right):  # a copy: other threads may add theirs
+            if table == host_table(names) or where.startswith(f"{names.interface('m')} "):
+                self._right.pop((where, table), None)
 
     def remove_strays(self, instance: str, known: Iterable[str]) -> tuple[list[str], list[str]]:
         """Remove what this instance has on the host for sandboxes that nobody knows (blocking).
@@ -265,42 +271,16 @@ def _strays(instance: str, known: Iterable[str]) -> dict[str, Callable[[], None]
     return found | {name: partial(spaces.remove, name) for name in found_spaces}
 
 
-def _problem(around: Surroundings, egress: Egress) -> tuple[str, str]:
-    """What stands against a bridged sandbox here, and its fix; two empty texts when nothing."""
-    if not tables.installed():
-        return "nft is not installed", "apt-get install nftables"
-    if why := taps.unavailable():
-        return f"{taps.DEVICE} cannot be opened: {why}", taps.FIX
-    return around.problem(egress)
-
-
-def _in(space: str, work: Callable[[], str | bool]) -> str:
-    """Typed for the two callers: a difference, or whether something was loaded."""
-    done = spaces.inside(space, work) if space else work()
-    return str(done) if done else ""
+def _in(space: str, work: Callable[[], T]) -> T:
+    """In this namespace, or here when it is empty."""
+    return spaces.inside(space, work) if space else work()
 
 
 def _tap(right: frozenset[str], found: frozenset[str]) -> Reading:
     wrong = state.difference(right, found)
     # Only a new VMM opens a tap again; one that is merely down or off the bridge is put back.
     mend: Mend = "in place" if found else "replace"
-    return _reading(TAP_ITEM, wrong, TAP_ITEM, "", mend)
-
-
-def _reading(
-    item: str, wrong: str, want: str, source: str = "", mend: Mend = "in place"
-) -> Reading:
-    want = want or item
-    return Reading(
-        layer="network",
-        item=item,
-        want=_AS_WANTED if want == item else want,
-        got=wrong or (_AS_WANTED if want == item else want),
-        ok=not wrong,
-        source=source or "netlink, /proc/sys/net",
-        when="live",
-        mend=mend,
-    )
+    return reading(TAP_ITEM, wrong, mend=mend)
 
 
 def _shown(wanted: Wanted, dropped: dict[str, int], problem: str) -> dict[str, str]:

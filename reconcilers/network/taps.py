@@ -36,7 +36,9 @@ def unavailable() -> str:
 
 def fix() -> str:
     """What makes DEVICE one that can be opened."""
-    return FIX if os.geteuid() == 0 else f"chmod 0666 {DEVICE}, as root"
+    if os.geteuid() == 0:
+        return FIX
+    return f"chmod 0666 {DEVICE}, as root" if os.path.exists(DEVICE) else f"{FIX}, as root"
 
 
 def _device() -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from reconcilers import launchrecord, pasta, procfs
+from reconcilers import launchrecord, procfs
 from reconcilers.confinement.wirepolicy import KEEPER
 from reconcilers.facts import Network
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
@@ -21,12 +21,11 @@ from reconcilers.layout import Layout
 from reconcilers.network import (
     described,
     inner,
+    lacking,
     readlinks,
     rules,
     state,
     surroundings,
-    tables,
-    taps,
 )
 from reconcilers.network.addresses import first_slot
 from reconcilers.network.innerclient import Gone, Made, Process, Worker
@@ -41,7 +40,6 @@ from specs.names import INTERFACE_PREFIX, HostNames
 from specs.reading import Mend, Reading
 
 RULES_ITEM, TAP_ITEM, SPACES_ITEM = "rules", "tap", "namespaces"
-_AS_WANTED = "as wanted"
 _LOCAL_TABLE = 255
 _RTN_LOCAL, _RTN_BROADCAST, _RTN_ANYCAST = 2, 3, 4  # include/uapi/linux/rtnetlink.h
 
@@ -64,19 +62,10 @@ class UserNetworks:
         """What the network must be now. Raises HostError when this host cannot have it."""
         with readlinks.worded("read"):
             around = look(self._resolver)
-        problem, fix = self._problem(box, around)
+        problem, fix = lacking.problem(around, egress_of(box.egress), ordinary=True)
         if problem:
             raise HostError(problem, fix=fix)
         return _wanted(names, box, around)
-
-    def _problem(self, box: Boxfile, around: Surroundings) -> tuple[str, str]:
-        if not tables.installed():
-            return "nft is not installed", "apt-get install nftables"
-        if not pasta.installed():
-            return "passt is not installed, which carries its network", pasta.FIX
-        if why := taps.unavailable():
-            return f"{taps.DEVICE} cannot be opened: {why}", taps.fix()
-        return around.problem(egress_of(box.egress))
 
     def build(self, wanted: Wanted, keeper: Process) -> Made:
         """Both namespaces' links and the rules, rules first. Raises HostError."""
@@ -93,11 +82,11 @@ class UserNetworks:
         with readlinks.worded("read"):
             around = look(self._resolver)
         wanted = _wanted(names, box, around)
-        problem, fix = self._problem(box, around)
+        problem, fix = lacking.problem(around, egress_of(box.egress), ordinary=True)
         if not vmm:
             # It is made with its VMM; a host that cannot give it is told before one is stopped.
-            lacking = (_reading(SPACES_ITEM, problem, "in place"),) if problem else ()
-            return Network(readings=lacking)
+            missing = (_reading(SPACES_ITEM, problem, "in place"),) if problem else ()
+            return Network(readings=missing)
         record = self._record(names)
         keeper = _keeper(record) if record is not None else None
         if record is None or record.pid != vmm or keeper is None:
@@ -222,16 +211,8 @@ def _readings(wanted: Wanted, found: inner.Found) -> Iterable[Reading]:
 
 
 def _reading(item: str, wrong: str, mend: Mend, source: str = "") -> Reading:
-    return Reading(
-        layer="network",
-        item=item,
-        want=_AS_WANTED,
-        got=wrong or _AS_WANTED,
-        ok=not wrong,
-        source=source or "netlink, /proc/sys/net, in its user namespace",
-        when="live",
-        mend=mend,
-    )
+    where = source or "netlink, /proc/sys/net, in its user namespace"
+    return described.reading(item, wrong, source=where, mend=mend)
 
 
 def _shown(wanted: Wanted, found: inner.Found, problem: str) -> dict[str, str]:
