@@ -62,7 +62,7 @@ FRAMES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(FRAMES)
 def test_agent_reads_what_the_host_writes(
     driver: Path, frames: list[tuple[int, int, bytes]]

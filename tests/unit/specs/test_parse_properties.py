@@ -36,7 +36,7 @@ def _judge(data: bytes, file: str, name: str | None) -> None:
         assert str(problem).isprintable()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.binary(max_size=300), file=FILES, name=st.sampled_from(["a", None]))
 @example(data=b"%YAML 1.99999\n---\na: 1", file="a.yaml", name="a")
 @example(data=b'a: "\\U00110000"', file="a.yaml", name="a")
@@ -47,7 +47,7 @@ def test_any_bytes_give_a_box_or_problems_and_never_an_exception(
     _judge(data, file, name)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(text=_SOUP, file=FILES, name=st.sampled_from(["a", None]))
 def test_any_mixture_of_syntax_gives_a_box_or_problems(
     text: str, file: str, name: str | None
@@ -55,7 +55,7 @@ def test_any_mixture_of_syntax_gives_a_box_or_problems(
     _judge(text.encode("utf-8", "surrogatepass"), file, name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=_SOUP)
 def test_readers_never_raise(text: str) -> None:
     data = text.encode("utf-8", "surrogatepass")
@@ -64,7 +64,7 @@ def test_readers_never_raise(text: str) -> None:
         assert document is not None or problems
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(box=boxfiles())
 def test_rendered_boxfile_parses_back_equal(box: Boxfile) -> None:
     text = render_yaml(box, comments={"cpus": "a note", "env": "another\nline"})
@@ -72,7 +72,7 @@ def test_rendered_boxfile_parses_back_equal(box: Boxfile) -> None:
     assert accepted(text.replace("\n", "\r\n"), name=box.name) == box
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(box=boxfiles())
 def test_boxfile_written_as_toml_parses_back_equal(box: Boxfile) -> None:
     text = tomli_w.dumps(box.to_plain())
@@ -82,7 +82,7 @@ def test_boxfile_written_as_toml_parses_back_equal(box: Boxfile) -> None:
     assert accepted(text, file="a.box.toml", name=box.name) == box
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(box=boxfiles())
 def test_plain_form_builds_the_same_value_again(box: Boxfile) -> None:
     again = Boxfile.model_validate(box.to_plain())
@@ -90,7 +90,7 @@ def test_plain_form_builds_the_same_value_again(box: Boxfile) -> None:
     assert again.digest() == box.digest()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(old=boxfiles(), new=boxfiles(), same=st.booleans())
 def test_there_are_no_changes_exactly_when_the_digests_are_equal(
     old: Boxfile, new: Boxfile, same: bool
@@ -99,7 +99,7 @@ def test_there_are_no_changes_exactly_when_the_digests_are_equal(
     assert (changes(old, other) == ()) == (old.digest() == other.digest())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(box=boxfiles(), data=st.data())
 def test_one_changed_field_is_one_change_of_that_field(box: Boxfile, data: st.DataObject) -> None:
     cpus = data.draw(st.integers(1, 16).filter(lambda n: n != box.cpus))
