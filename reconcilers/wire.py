@@ -65,8 +65,11 @@ async def connect(wiring: Wiring, beside: list[HelperRecord], opened: ExitStack)
     """
     wanted = await asyncio.to_thread(wiring.networks.wanted, wiring.names, wiring.box)
     keeper = await _start(wiring, KEEPER, KEEPER_COMMAND, root_files(KEEPER_COMMAND[0]), {}, beside)
-    users = os.open(f"/proc/{keeper.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    opened.callback(os.close, users)
+    try:
+        users = os.open(f"/proc/{keeper.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostError(f"the keeper of its namespaces ended at once: {error.strerror}") from error
+    opened.callback(os.close, users)  # whose it is, is seen when the network is made in it
     process = (keeper.pid, keeper.start_time)
     made = await asyncio.to_thread(wiring.networks.build, wanted, process)
     for descriptor in (made.space, made.tap):

@@ -143,13 +143,20 @@ def rlimits_for(*, disk_bytes: int) -> tuple[tuple[str, int, int], ...]:
     hard file size limit is open so that a disk can grow under a running VM; the VMM itself cannot
     use it, its seccomp program lets no limit be set.
     """
+    return limited(fsize=(disk_bytes, UNLIMITED), nofile=NOFILE)
+
+
+def limited(*, fsize: tuple[int, int], nofile: int) -> tuple[tuple[str, int, int], ...]:
+    """Resource limits of any process that faces a guest: files of at most `fsize` bytes (soft,
+    hard), `nofile` descriptors, and nothing of the rest.
+    """
     return (
         ("core", 0, 0),
-        ("fsize", disk_bytes, UNLIMITED),
+        ("fsize", *fsize),
         ("memlock", 0, 0),
         ("msgqueue", 0, 0),
         ("nice", 0, 0),
-        ("nofile", NOFILE, NOFILE),
+        ("nofile", nofile, nofile),
         ("rtprio", 0, 0),
     )
 

@@ -14,6 +14,7 @@ from reconcilers.confinement.policy import (
     Program,
     Shared,
     UserNamespace,
+    limited,
 )
 
 ROLE = "virtiofsd"
@@ -42,15 +43,8 @@ def share_confinement(vmm: Confinement, program: Program, shared: Shared) -> Con
         gid=vmm.gid,
         isolation=vmm.isolation,
         limits=vmm.limits,
-        rlimits=(
-            ("core", 0, 0),
-            ("fsize", UNLIMITED, UNLIMITED),  # a guest's file on the host may be of any size
-            ("memlock", 0, 0),
-            ("msgqueue", 0, 0),
-            ("nice", 0, 0),
-            ("nofile", NOFILE, NOFILE),
-            ("rtprio", 0, 0),
-        ),
+        # a guest's file on the host may be of any size
+        rlimits=limited(fsize=(UNLIMITED, UNLIMITED), nofile=NOFILE),
         seccomp=program,
         groups=groups,
         role=ROLE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reconcilers.confinement.policy import MIB, Confinement, Limits, Program
+from reconcilers.confinement.policy import MIB, Confinement, Limits, Program, limited
 
 KEEPER, PASTA = "keeper", "pasta"
 PROFILES = {KEEPER: "keeper", PASTA: "passt"}
@@ -33,21 +33,13 @@ def wire_confinement(vmm: Confinement, role: str, program: Program) -> Confineme
     """
     if role not in PROFILES:
         raise ValueError(f"{role} is no helper of a network")
-    nofile = NOFILE if role == PASTA else 16
     return Confinement(
         uid=vmm.uid,
         gid=vmm.gid,
         isolation=vmm.isolation,
         limits=vmm.limits,
-        rlimits=(
-            ("core", 0, 0),
-            ("fsize", 0, 0),  # neither has a file to write
-            ("memlock", 0, 0),
-            ("msgqueue", 0, 0),
-            ("nice", 0, 0),
-            ("nofile", nofile, nofile),
-            ("rtprio", 0, 0),
-        ),
+        # neither has a file to write
+        rlimits=limited(fsize=(0, 0), nofile=NOFILE if role == PASTA else 16),
         seccomp=program,
         groups=vmm.groups,
         user_namespace=vmm.user_namespace,

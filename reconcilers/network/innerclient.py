@@ -93,13 +93,13 @@ class Worker:
         buffer, descriptors = b"", list[int]()
         try:
             while not buffer.endswith(b"\n"):
-                part, given, _, _ = socket.recv_fds(channel, 1 << 16, _DESCRIPTORS_MAX)
+                part, given, _, _ = socket.recv_fds(
+                    channel, 1 << 16, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+                )
                 descriptors += given
                 buffer += part
                 if not part or len(buffer) > _ANSWER_MAX:
                     raise OSError("it ended or said too much")
-            for each in descriptors:
-                os.set_inheritable(each, False)
             answer: dict[str, Any] = json.loads(buffer)
         except BaseException:
             for each in descriptors:

@@ -142,7 +142,8 @@ def _ask(kind: int, flags: int, attributes: bytes = b"") -> list[tuple[int, byte
             link.send(head + body)
             while True:
                 found += _messages(link.recv(1 << 18))
-                if flags & _NLM_F_DUMP != _NLM_F_DUMP or found[-1][0] == _NLMSG_DONE:
+                whole = any(answer == _NLMSG_DONE for answer, _ in found)
+                if whole or flags & _NLM_F_DUMP != _NLM_F_DUMP:
                     return found
     except OSError as error:
         raise HostError(f"netfilter does not answer: {error.strerror or error}") from error
