@@ -19,22 +19,18 @@ from agent.client import AgentClient
 from reconcilers import (
     console,
     guest,
-    helpers,
     launchrecord,
+    mending,
     microvm,
     mounts,
     procfs,
     qmp,
-    runtimefiles,
     steps,
 )
 from reconcilers import disk as disks
 from reconcilers.accel import Choice
-from reconcilers.confinement import sharepolicy
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
-from reconcilers.confinement.readback import mend
-from reconcilers.confinement.seccomp import load_profile
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host, features_of
 from reconcilers.live import Live
@@ -173,7 +169,7 @@ class Actor:
         if record is not None and procfs.alive(record.pid, record.start_time) is not None:
             # The VMM's file size limit follows its disk; the policy wants it from now on.
             box, choice = self._wanted()
-            microvm.mend_all(record, self._policy(box, choice, record.uid), self._names)
+            mending.mend_vmm(record, self._policy(box, choice, record.uid), self._names)
 
     def _set_aside(self) -> None:
         moment = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -295,7 +291,7 @@ class Actor:
 
     def _thaw(self) -> None:
         live = self._held()
-        os.kill(live.record.pid, signal.SIGCONT)
+        procfs.send(live.record.pid, live.record.start_time, signal.SIGCONT)
 
     async def _resume(self) -> None:
         path = self._host.layout.qmp_socket(self._name)
@@ -310,20 +306,9 @@ class Actor:
 
     def _mend(self, readings: tuple[Reading, ...]) -> None:
         box, choice = self._wanted()
-        live = self._held()
-        runtimefiles.mend_files([each for each in readings if each.layer == runtimefiles.LAYER])
-        others = tuple(each for each in readings if each.layer != runtimefiles.LAYER)
-        if any(each.layer == "network" and each.got != helpers.STOPPED for each in others):
-            self._host.networks.raise_up(self._names, box)
-        want = self._policy(box, choice, live.record.uid)
-        for helper in live.record.helpers:
-            own = helpers.faults_of(helper, others)
-            if own:
-                program = load_profile(sharepolicy.ROLE, False)
-                helpers.mend_one(helper, want, program, self._names, own)
-            others = tuple(each for each in others if each not in own)
-        if others:
-            mend(live.record.pid, want, self._names, others)
+        record = self._held().record
+        want = self._policy(box, choice, record.uid)
+        mending.mend_readings(self._names, box, record, want, self._host.networks, readings)
 
     # -- network
 

@@ -8,7 +8,6 @@ must not decide which directories may be shared.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -199,7 +198,7 @@ def mend_one(
 ) -> None:
     """Put back what differs of one helper and can change in place. Raises HostError."""
     if any(each.got == STOPPED for each in faults):
-        _go_on(helper)
+        procfs.send(helper.pid, helper.start_time, signal.SIGCONT)
     if helper.role in PROFILES:
         want = wire.confinement_of(vmm, helper.role)
     else:
@@ -207,16 +206,6 @@ def mend_one(
         want = share_confinement(vmm, program, shared)
     plain = tuple(replace(each, item=each.item.removeprefix(helper.label)) for each in faults)
     mend(helper.pid, want, names, plain)
-
-
-def _go_on(helper: HelperRecord) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(helper.pid)
-        try:
-            if procfs.alive(helper.pid, helper.start_time) is not None:
-                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
-        finally:
-            os.close(descriptor)
 
 
 def _layer(helper: HelperRecord) -> str:

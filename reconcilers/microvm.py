@@ -21,12 +21,11 @@ from pathlib import Path
 from reconcilers import backend as slots
 from reconcilers import disk as disks
 from reconcilers import image as images
-from reconcilers import launchrecord, sockets
+from reconcilers import launchrecord, procfs, sockets
 from reconcilers.backend import Backend, HostFacts
 from reconcilers.boot import Boot
 from reconcilers.confinement.following import end
 from reconcilers.confinement.policy import Confinement
-from reconcilers.confinement.readback import mend, read_vmm
 from reconcilers.confinement.rootview import root_files
 from reconcilers.confinement.seccomp import load_profile
 from reconcilers.confinement.sharepolicy import ROLE
@@ -245,28 +244,10 @@ def reap(pid: int) -> str:
 
 async def kill(pid: int, start_time: int) -> None:
     """SIGKILL exactly this process and wait for its end. Raises HostError when it will not die."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        # The pidfd is held before the start time is compared, so the PID cannot change hands in
-        # between.
-        if alive(pid, start_time) is None:
-            reap(pid)
-            return
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    finally:
-        os.close(descriptor)
-    if not await wait_dead(pid, start_time, 10.0):
+    if not procfs.send(pid, start_time, signal.SIGKILL):
+        reap(pid)
+    elif not await wait_dead(pid, start_time, 10.0):
         raise HostError(f"the VMM (PID {pid}) does not die after SIGKILL")
-
-
-def mend_all(record: LaunchRecord, want: Confinement, names: HostNames) -> None:
-    """Put back on a live VMM whatever differs from `want` and can change in place."""
-    found = read_vmm(record.pid, want, names, at_launch=record.at_launch)
-    faults = tuple(each for each in found if not each.ok and each.mend == "in place")
-    mend(record.pid, want, names, faults)
 
 
 def make_private_directory(path: Path) -> None:

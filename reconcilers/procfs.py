@@ -1,8 +1,11 @@
-"""What /proc says about a process, by PID and start time (proc(5))."""
+"""What /proc says about a process, by PID and start time (proc(5)), and signals to exactly that
+one.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -57,6 +60,25 @@ def alive(pid: int, start_time: int) -> Stat | None:
     if stat is None or stat.dead or stat.start_time != start_time:
         return None
     return stat
+
+
+def send(pid: int, start_time: int, number: signal.Signals) -> bool:
+    """Signal this very process; False when it has ended. Raises PermissionError."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # The pidfd is held before the start time is compared, so the PID cannot change hands in
+        # between.
+        if alive(pid, start_time) is None:
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def executable(pid: int) -> tuple[int, int] | None:
