@@ -6,6 +6,7 @@ so that doctor and controller never disagree. No check may change the host.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 
@@ -83,12 +84,16 @@ def seccomp(name: str, about: Subject) -> Result:
 
 
 def landlock(name: str, about: Subject) -> Result:
+    """The one layer that a sandbox starts without; it does not start when Landlock itself fails."""
     from reconcilers.confinement import syscalls
 
-    abi = syscalls.landlock_abi()
-    if abi > 0:
-        return Result(name, "ok", f"ABI {abi}")
-    return Result(name, "warn", "not offered by this kernel", "one layer less; boot with lsm=...")
+    try:
+        return Result(name, "ok", f"ABI {syscalls.landlock_abi()}")
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+    fix = "one layer less; boot a kernel that has it, with landlock among the names of lsm="
+    return Result(name, "warn", "not offered by this kernel", fix)
 
 
 def qemu(name: str, about: Subject) -> Result:
