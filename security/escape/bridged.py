@@ -6,12 +6,13 @@ One sandbox, `n1`, attacks under each egress; the other, `n2`, has a canary of i
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from . import frames, lan, places
+from . import frames, lan, places, proc
 from .arena import HERE, Arena
 from .home import BoxError
 from .lan import Door, Heard, Lan, doors
@@ -54,26 +55,22 @@ class Bridged:
     """The two sandboxes. `close` is called by the arena in the end."""
 
     def __init__(self, arena: Arena) -> None:
-        if not arena.root:
-            raise Unproved(
-                "not attacked: only root can make network namespaces without an uplink that bear"
-                " the attacked addresses"
-            )
         folder = arena.folder / "net"
         folder.mkdir(mode=0o755)
         self.lan = Lan(arena)
         self.lan.build()
         arena.closing.append(self.close)
         self.before = self.lan.state()
-        self.listening = self.lan.listeners()
+        self.listening = self.lan.listeners().keys()
         self.arena = Arena(
             arena.home.box, folder, isolation=arena.isolation, backend=arena.backend,
             accel=arena.accel, scale=arena.home.scale, ready_made=arena.programs,
         )  # fmt: skip
-        self.arena.home.entering = self.lan.entering("host")
+        self.arena.home.entering = self.lan.entering_as_we_are("host")
         self.arena.home.start({"resolver": lan.RESOLVER})
         self.egress: object = "all"
         self._start()
+        self._alone()
         self.n1, self.n2 = self._guest("n1", NAMES), self._guest("n2", ())
         # the arena's own: compiled once, and perhaps elsewhere
         for name, program in (
@@ -133,10 +130,24 @@ class Bridged:
         )
 
     def _alone(self) -> None:
-        """Also of what `box` made: the namespaces it shows, and those its VMMs really are in."""
-        pids = [self.arena.vmm(name) for name in ("n1", "n2")]
+        """Also of what `box` made: the namespaces it shows, and those that its VMMs and whoever
+        helps them really are in."""
+        pids = self.processes()
         shown = [lan.pin(name) for name in self.spaces if lan.pinned(name)]
         self.lan.alone(*(f"/proc/{pid}/ns/net" for pid in pids), *shown)
+
+    def processes(self) -> list[int]:
+        """VMMs and helpers of both."""
+        vmms = {name: self.arena.vmm(name) for name in ("n1", "n2")}
+        helping = [pid for name, vmm in vmms.items() for pid in self.arena.helpers(name, vmm)]
+        return [*vmms.values(), *helping]
+
+    def carriers(self) -> set[int]:
+        """Inodes of the sockets of whoever carries a guest's packets as the user's own (pasta)."""
+        there = f"net:[{os.fstat(self.lan.spaces['host']).st_ino}]"
+        carrying = [pid for pid in self.processes() if proc.namespace(pid, "net") == there]
+        held = [each for pid in carrying for each in proc.descriptors(pid)]
+        return {each.inode for each in held if each.kind == "socket"}
 
     def _neighbour(self) -> bytes:
         """The record of the canary in n2."""
@@ -157,12 +168,16 @@ class Bridged:
             raise Failed("a changed egress replaced the VMM, which docs/network.md denies")
 
     def control(self) -> set[Door]:
-        """Doors at which a canary is reached by whoever stands beside the sandboxes."""
+        """Doors at which a canary is reached by whoever stands beside the sandboxes, and, where
+        packets are carried by a process of the host, by one that stands there."""
 
         def knock() -> set[Door]:
             self.lan.alone()
-            there = (*lan.HOST, lan.PUBLIC4, lan.PUBLIC6, lan.OTHER4, lan.OTHER6, lan.RESOLVER)
-            found = self.lan.knock("beside", doors((*there, *lan.PRIVATE), lan.PORTS))
+            public = (lan.PUBLIC4, lan.PUBLIC6, lan.OTHER4, lan.OTHER6, lan.RESOLVER)
+            there = doors((*lan.HOST, *public, *lan.PRIVATE), lan.PORTS)
+            found = self.lan.knock("beside", there)
+            if not self.arena.root:
+                found &= self.lan.knock("host", there)
             return found | self.lan.knock("host", doors(("127.0.0.1", "::1"), lan.PORTS))
 
         return self.arena.once("control", knock)

@@ -9,23 +9,18 @@ every attack: no packet leaves the machine. The namespaces have no name and end 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
 import os
 import secrets
-import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from .arena import Arena
 from .report import Failed, Unproved
+from .spaces import SEARCH, Ground, links
 
-CLONE_NEWNET = 0x40000000
 PORTS = (53, 80, 443)
 # The host's own: its LAN, its uplink (RFC 5737 and 3849: for documentation).
 LAN4, LAN6, UP4, UP6 = "192.168.77.5", "2001:db8:77::5", "203.0.113.1", "2001:db8:113::1"
@@ -44,7 +39,6 @@ BESIDE_HOST = ("10.77.0.1/30", "2001:db8:7a::1/64")
 HOST = (LAN4, LAN6, UP4, UP6, *(each.partition("/")[0] for each in BESIDE_HOST))
 # What may be in a namespace without leading anywhere but into another one.
 KINDS = {"loopback", "bridge", "dummy", "veth", "tun", "ifb"}
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -84,19 +78,21 @@ class Lan:
         self.folder = arena.folder / "lan"
         self.folder.mkdir(mode=0o700)
         self.tag = secrets.token_hex(6)
+        self.ground: Ground | None = None
         self.spaces: dict[str, int] = {}
         self.canaries: dict[str, subprocess.Popen[bytes]] = {}
         self._words: dict[str, Door] = {}
-        self._outside = links(None)
+        self._outside: dict[str, str] = {}
         self._fresh: set[str] = set()
 
     def build(self) -> None:
         """Raises Unproved where this host cannot make it, with everything undone."""
-        if shutil.which("ip") is None:
-            raise Unproved("ip is not installed (Debian: iproute2); nothing was attacked")
         try:
+            self._outside = links(None)
+            (self.folder / "mappers").mkdir()
+            self.ground = Ground(self.folder / "mappers")
             for name in ("host", "world", "beside"):
-                self.spaces[name] = _new_namespace()
+                self.spaces[name] = self.ground.new()
                 self._fresh |= links(self.spaces[name]).keys()  # some kernels give tunnels to each
             self._wire()
             self._forward()
@@ -106,7 +102,9 @@ class Lan:
             self._settle()
         except (OSError, subprocess.SubprocessError) as error:
             self.close()
-            raise Unproved(f"no network to attack could be made here: {error}") from None
+            raise Unproved(
+                f"no network to attack could be made here, so nothing was attacked: {error}"
+            ) from None
 
     def _wire(self) -> None:
         for name in self.spaces:
@@ -132,8 +130,9 @@ class Lan:
     def _join(
         self, one: str, here: str, own: Iterable[str], two: str, there: str, other: Iterable[str]
     ) -> None:
-        peer = ("peer", "name", there, "netns", f"/proc/{os.getpid()}/fd/{self.spaces[two]}")
-        self.ip(one, "link", "add", here, "type", "veth", *peer)
+        there_fd = self.spaces[two]
+        peer = ("peer", "name", there, "netns", f"/proc/self/fd/{there_fd}")
+        self.run(one, ["ip", "link", "add", here, "type", "veth", *peer], keep=(there_fd,))
         self._address(one, here, own)
         self._address(two, there, other)
 
@@ -178,19 +177,20 @@ class Lan:
     # -- in there
 
     def entering(self, space: str, *, mortal: bool = False) -> Callable[[], None]:
-        """For a child between fork and exec. A mortal one does not outlive this process."""
-        descriptor = self.spaces[space]
+        assert self.ground is not None
+        return self.ground.entering(self.spaces[space], mortal=mortal)
 
-        def enter() -> None:
-            if _libc.setns(descriptor, CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "setns")
-            if mortal:
-                _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-
-        return enter
+    def entering_as_we_are(self, space: str) -> Callable[[], None]:
+        assert self.ground is not None
+        return self.ground.entering_as_we_are(self.spaces[space])
 
     def run(
-        self, space: str, command: Sequence[str], data: bytes = b"", seconds: float = 20
+        self,
+        space: str,
+        command: Sequence[str],
+        data: bytes = b"",
+        seconds: float = 20,
+        keep: Sequence[int] = (),
     ) -> str:
         """What it printed. Raises OSError with what it said otherwise."""
         done = subprocess.run(
@@ -198,6 +198,8 @@ class Lan:
             input=data,
             capture_output=True,
             timeout=seconds * self.arena.home.scale,
+            env={**os.environ, "PATH": SEARCH},
+            pass_fds=keep,
             preexec_fn=self.entering(space, mortal=True),
         )
         if done.returncode != 0:
@@ -303,9 +305,18 @@ class Lan:
         script = f"grep -rs . {folders}; command -v nft >/dev/null && nft list ruleset; true"
         return found | set(self.run("host", ["sh", "-c", script]).splitlines())
 
-    def listeners(self) -> set[str]:
-        """Everything that listens, or could be sent to, at an address of `host`: proc_net(5)."""
-        found = set()
+    def sees_a_change(self) -> bool:
+        """Whether `state` differs while there is one more link, and then no more."""
+        before = self.state()
+        self.ip("host", "link", "add", "seen0", "type", "bridge")
+        during = self.state()
+        self.ip("host", "link", "del", "seen0")
+        return during > before == self.state()
+
+    def listeners(self) -> dict[str, int]:
+        """Everything that listens, or could be sent to, at an address of `host`, and the inode of
+        its socket: proc_net(5)."""
+        found = {}
         folder = Path(f"/proc/{self.canaries['host'].pid}/net")
         for name in ("tcp", "tcp6", "udp", "udp6", "udplite", "udplite6", "raw", "raw6"):
             with contextlib.suppress(FileNotFoundError):
@@ -313,7 +324,7 @@ class Lan:
                     words = line.split()
                     if not name.startswith("tcp") or words[3] == "0A":  # TCP_LISTEN
                         address, _, port = words[1].rpartition(":")
-                        found.add(f"{name} {address} {int(port, 16)}")
+                        found[f"{name} {address} {int(port, 16)}"] = int(words[9])
         return found
 
     def close(self) -> None:
@@ -324,31 +335,8 @@ class Lan:
         for descriptor in self.spaces.values():
             os.close(descriptor)
         self.spaces.clear()
-
-
-def _new_namespace() -> int:
-    """A descriptor that keeps it. A child makes it, so that this process never is in it."""
-    receive, send = os.pipe()
-    parent = os.getpid()
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            _libc.prctl(1, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() == parent:
-                failed = _libc.unshare(CLONE_NEWNET) and ctypes.get_errno()
-                os.write(send, f"{failed}\n".encode())
-                time.sleep(60)  # until it is killed
-        os._exit(1)
-    os.close(send)
-    try:
-        said = os.read(receive, 16).decode().strip()
-        if said != "0":
-            raise OSError(int(said or 1), f"unshare(CLONE_NEWNET): {os.strerror(int(said or 1))}")
-        return os.open(f"/proc/{child}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(receive)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        if self.ground is not None:
+            self.ground.close()
 
 
 def _inode_of_first() -> int:
@@ -365,22 +353,3 @@ def pin(name: str) -> str:
 
 def pinned(name: str) -> bool:
     return bool(name) and os.path.lexists(pin(name))
-
-
-def links(space: int | None) -> dict[str, str]:
-    """Every network device of a namespace (None: ours) with its kind; "" for hardware."""
-
-    def enter() -> None:
-        if space is not None and _libc.setns(space, CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "setns")
-
-    command = ["ip", "-j", "-d", "link", "show"]
-    done = subprocess.run(command, capture_output=True, timeout=20, preexec_fn=enter, check=True)
-    found: list[dict[str, Any]] = json.loads(done.stdout or b"[]")
-    return {
-        each["ifname"]: "loopback"
-        if each.get("link_type") == "loopback"
-        else str(each.get("linkinfo", {}).get("info_kind", ""))
-        for each in found
-        if each.get("ifname")
-    }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import partial
 
-from . import frames, lan, places
+from . import frames, lan, places, proc
 from .arena import Arena
 from .bridged import Bridged, Round, Sent
 from .lan import Door, doors
@@ -282,10 +282,14 @@ def api(arena: Arena) -> str:
     made = bridged(arena)
     if not made.listening:
         raise Failed("not even the canaries are seen to listen: it proves nothing")
-    new = made.lan.listeners() - made.listening
-    if new:
+    carried = made.carriers()
+    there = made.lan.listeners()
+    carried |= made.carriers()
+    datagrams = {each for each, inode in there.items() if inode in carried and each[:3] == "udp"}
+    if new := there.keys() - made.listening - datagrams:
         raise Failed(f"since the controller runs somebody listens at {', '.join(sorted(new))}")
-    return f"the {len(made.listening)} sockets of the canaries are all that listen on this host"
+    more = f" and {len(datagrams)} that carry guests' datagrams" if not arena.root else ""
+    return f"the {len(made.listening)} sockets of the canaries{more} are all that listen here"
 
 
 @check(
@@ -297,10 +301,17 @@ def removed(arena: Arena) -> str:
     during = made.lan.state()
     if lost := sorted(made.before - during):
         raise Failed(f"with sandboxes running the host lacks: {lost[0]} ({len(lost)} lines)")
-    added = len(during - made.before)
-    if not added:
+    added = sorted(during - made.before)
+    if arena.root and not added:
         raise Failed("two bridged sandboxes added nothing to the host: nothing was read")
+    if not arena.root and added:
+        raise Failed(f"sandboxes of an ordinary user's added to the host: {added[0]}")
+    if not arena.root and not made.lan.sees_a_change():
+        raise Failed("not even a new link on the host is seen: nothing was read")
+    ran = {pid: proc.start_time(pid) for pid in made.processes()}
     made.arena.home.remove("n1", "n2")
+    if lasting := [pid for pid, began in ran.items() if _runs(pid, began)]:
+        raise Failed(f"after their deletion process {lasting[0]} of them still runs")
     after = made.lan.state()
     if left := sorted(after - made.before):
         raise Failed(f"after their deletion there is still: {left[0]} ({len(left)} lines)")
@@ -308,7 +319,15 @@ def removed(arena: Arena) -> str:
         raise Failed(f"after their deletion the host lacks: {lost[0]}")
     if pinned := [name for name in made.spaces if lan.pinned(name)]:
         raise Failed(f"after their deletion there are still the namespaces {', '.join(pinned)}")
+    more = f"{len(added)} more while they ran are gone" if added else "none was added"
     return (
         f"{len(made.before)} lines of links, addresses, routes, rules and settings are the same"
-        f" before, during and after; {added} more while they ran are gone"
+        f" before, during and after; {more}, and their {len(ran)} processes ended"
     )
+
+
+def _runs(pid: int, began: int) -> bool:
+    try:
+        return proc.start_time(pid) == began and proc.status(pid)["State"][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

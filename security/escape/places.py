@@ -15,9 +15,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from . import proc
+from .spaces import enter_owned
 
 _libc = ctypes.CDLL(None, use_errno=True)
 ALL_BUT_PID = ("cgroup", "uts", "ipc", "net", "mnt")  # mnt last: /proc goes with it
@@ -74,7 +76,7 @@ def _work(place: str, vmm: int, task: Callable[[Say], None], send: int, parent: 
         _libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: it never outlives us
         if os.getppid() == parent:
             if place == "network":
-                _enter(os.open(f"/proc/{vmm}/ns/net", os.O_RDONLY))
+                enter_owned(os.open(f"/proc/{vmm}/ns/net", os.O_RDONLY))
             elif place != "host":
                 _take_place(vmm, inside=place == "namespaces")
             task(say)
@@ -94,9 +96,13 @@ def _take_place(vmm: int, *, inside: bool) -> None:
         _enter(users)
     facts = proc.status(vmm)  # as numbers of the user namespace we are in now
     user, group = int(facts["Uid"].split()[0]), int(facts["Gid"].split()[0])
+    dropping = Path("/proc/self/setgroups").read_text().strip() == "allow"
     for descriptor in opened:
         _enter(descriptor)
-    os.setgroups([])
+    if dropping:
+        os.setgroups([])
+    elif extra := set(os.getgroups()) - {group}:  # as little the VMM could have dropped them
+        raise OSError(0, f"the groups {extra} stay with us")
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
     if os.getresuid() != (user, user, user) or user == 0:
