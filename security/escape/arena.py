@@ -53,8 +53,8 @@ class Arena:
         self.confinement: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
         self._failed: dict[str, Exception] = {}
-        self.closing: list[Callable[[], list[str]]] = []
-        """What else is to be removed in the end; each says what the product left behind."""
+        self.closing: list[Callable[[], list[str]]] = [self.home.close]
+        """What is to be removed in the end, the last first; each says what the product left."""
 
     # -- sandboxes
 
@@ -170,7 +170,7 @@ class Arena:
     def close(self) -> list[str]:
         """Remove everything; what the product left behind, in words."""
         left: list[str] = []
-        for close in (*reversed(self.closing), self.home.close):
+        for close in reversed(self.closing):
             try:
                 left += close()
             except (BoxError, OSError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def _looked(arena: Arena) -> dict[str, str]:
     made = shares(arena)
 
     def look() -> dict[str, str]:
-        words = (str(arena.canary_file), f"decoy-{arena.nonces[NAME]}", *made.points)
+        words = (str(made.canary), f"decoy-{arena.nonces[NAME]}", *made.points)
         found = made.sh((HERE / "share.sh").read_text(), *words)
         for number, point in enumerate(made.points, 1):
             if found.get(f"inside.{number}") != "read inner":
@@ -68,7 +69,7 @@ def paths(arena: Arena) -> str:
             raise Failed(f"{key} leads to {value[:80]!r}, where nothing is in the guest")
     opened = []
     for point in made.points:
-        handles = made.attack("handles", point, str(arena.canary_file))
+        handles = made.attack("handles", point, str(made.canary))
         _no_canary(arena, handles)
         if through := [key for key in handles if key.startswith("node.")]:
             raise Failed(f"{through[0]} of {point} leads to {handles[through[0]]!r}")
@@ -162,11 +163,25 @@ def readonly(arena: Arena) -> str:
             raise Failed(f"only {worked} of the calls work where writing is allowed: {control}")
         beside = f"{worked} of {len(control) - 1} work in the writable one"
     else:
-        beside = "nothing is shared for writing here to compare"
+        worked = _written_here(made)
+        beside = f"{worked} of the calls work on the host, and everybody may write to those files"
     return (
         f"{count} writes refused, {', '.join(way for way, _ in ways)}; the {len(before)} entries on"
         f" the host are the same; {beside}"
     )
+
+
+def _written_here(made: Shares) -> int:
+    """How many of the calls work for the same program on the host; Failed when too few do."""
+    program = str(made.arena.compiled("share.c"))
+    command = [program, made.arena.nonces[NAME], "write", str(made.rw)]
+    done = subprocess.run(command, capture_output=True, timeout=20 * made.arena.home.scale)
+    control = made.arena.answers(NAME, done.stdout)
+    worked = sum(value == "0" for key, value in control.items() if "." not in key)
+    closed = [p for p in (made.ro, *made.ro.rglob("*")) if not p.lstat().st_mode & 0o002]
+    if worked < 12 or closed:
+        raise Failed(f"only {worked} of the calls work on the host, or {closed} is closed anyway")
+    return worked
 
 
 @check(
@@ -229,8 +244,8 @@ def inward(arena: Arena) -> str:
         raise Failed(f"the shared program did not run: {found.get('shared')!r}")
     if found["shared"] != f"{nonce} rights 65534 65534":
         raise Failed(f"a set-ID program of the share gave a user rights: {found['shared']!r}")
-    if found.get("owner") != "0":
-        raise Failed(f"in the guest the program belongs to {found.get('owner')}, not to its root")
+    if found.get("owner") != made.owner_inside:
+        raise Failed(f"in the guest the program belongs to user {found.get('owner')}")
     if arena.root and found.get("device.own") != "opened":
         raise Failed("not even a device of the guest's own opens: it proves nothing")
     if found.get("device.shared") == "opened":
@@ -264,15 +279,16 @@ def helper(arena: Arena) -> str:
             raise Failed(f"{name} sees {len(table)} mounts: {', '.join(p for p, *_ in table)}")
         if proc.status(pid)["NSpid"].split()[1:] != ["1"]:
             raise Failed(f"{name} is not the first process of its namespace")
-        _rights(name, pid, vmm)
+        _rights(name, pid, vmm, 0 if made.stranger else IN_FORCE)
         count = _descriptors(arena, name, pid, top)
         readings.append(f"{top.name}: {count} descriptors")
     if wanted:
         raise Failed(f"nobody serves {next(iter(wanted.values()))}: nothing was read")
     arena.confinement["mounts"] = "the directory alone"
+    rights = "no capability" if made.stranger else "CAP_DAC_OVERRIDE alone"
     return (
         f"{'; '.join(readings)}; each has the directory as its root and only mount, nosuid and"
-        " nodev, and serves with CAP_DAC_OVERRIDE alone, in a user namespace of its own user"
+        f" nodev, and serves with {rights}, in a user namespace of its own"
     )
 
 
@@ -280,7 +296,7 @@ def _served(made: Shares) -> list[Path]:
     return [made.ro] if made.why else [made.ro, made.rw]
 
 
-def _rights(name: str, pid: int, vmm: int) -> None:
+def _rights(name: str, pid: int, vmm: int, in_force: int) -> None:
     if proc.namespace(pid, "user") == proc.namespace("self", "user"):
         raise Failed(f"{name} is in our own user namespace")
     for each in ("pid", "mnt", "ipc", "net"):
@@ -293,7 +309,7 @@ def _rights(name: str, pid: int, vmm: int) -> None:
             raise Failed(f"{kind} of {name} is {lines}: more than its own user")
     for tid, status in proc.thread_statuses(pid).items():
         held = {each: int(status[each], 16) for each in proc.CAPABILITY_SETS}
-        most = IN_FORCE if tid == pid else EARLY
+        most = in_force if tid == pid else EARLY
         if excess := [each for each in held if held[each] & ~most] or held["CapBnd"]:
             raise Failed(f"thread {tid} of {name} has {excess} of {held}")
         if status.get("NoNewPrivs") != "1" or status.get("Seccomp") != "2":

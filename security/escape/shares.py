@@ -1,7 +1,8 @@
 """A sandbox with two shared directories, one read-only and one writable, and what lies beside them.
 
 The directories are made here and belong to whoever may share them; nothing else of the host is
-ever shared.
+ever shared. Where whoever serves them is a stranger to us (strict, as an ordinary user), they lie
+where others may go and everybody may write to them: no file mode is to stand in for a wall.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import signal
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +33,12 @@ class Shares:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.folder = arena.folder / "shares"
+        self.stranger = arena.isolation == "strict" and not arena.root
+        self.folder = _open_folder(arena) if self.stranger else arena.folder / "shares"
         self.folder.mkdir(mode=0o755)
+        self.canary = self.folder.parent / "canary"
+        """A file beside what is shared; who serves that might read it, but for the walls."""
+        self.canary.write_text(arena.canary)
         self.ro, self.rw = self.folder / "ro", self.folder / "rw"
         self.outside = self.folder / "outside"
         self.outside.mkdir()
@@ -39,6 +46,8 @@ class Shares:
         (self.folder / "canary").write_text(arena.canary)
         for each in (self.ro, self.rw):
             self._fill(each)
+        if self.stranger:
+            self._open_to_everybody()
         self.why = ""
         """Why nothing is shared for writing, where it is not."""
         try:
@@ -53,7 +62,7 @@ class Shares:
         arena.home.put(NAME, "/run/share", program, "0755")
 
     def _fill(self, top: Path) -> None:
-        canary = str(self.arena.canary_file)
+        canary = str(self.canary)
         top.mkdir(mode=0o755)
         for name in ("inner", "hollow", "swap"):
             (top / name).mkdir()
@@ -66,13 +75,21 @@ class Shares:
             ("up", "../" * 20 + canary[1:]),
             ("through", f"/proc/self/root{canary}"),
             ("chain", "absolute"),
-            ("folder", str(self.arena.folder)),
+            ("folder", str(self.canary.parent)),
             ("circle", "circle"),
         ):
             (top / name).symlink_to(target)
         if self.arena.root:
             for path in (top, *top.rglob("*")):
                 os.lchown(path, OWNER, OWNER)
+
+    def _open_to_everybody(self) -> None:
+        for path in (self.canary, self.folder, *self.folder.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() else 0o644)
+        for path in (self.ro, *self.ro.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o777 if path.is_dir() else 0o666)
 
     def _start(self, *shared: tuple[str, Path, str]) -> None:
         mounts = [{"host": str(at), "guest": point, "mode": mode} for mode, at, point in shared]
@@ -96,6 +113,11 @@ class Shares:
             if each.get("type") == "Ready":
                 return str(each.get("message", ""))[:300]
         return ""
+
+    @property
+    def owner_inside(self) -> str:
+        """As whom the guest sees the owner of what is shared (docs/mounts.md)."""
+        return "1" if self.stranger else "0"
 
     # -- in the guest
 
@@ -164,3 +186,23 @@ class Shares:
                 if text not in seen:
                     seen.add(text)
                     say(text)
+
+
+def _open_folder(arena: Arena) -> Path:
+    """A folder to be made, which others may reach when they know its name; removed with the arena,
+    after its sandboxes. Raises Unproved where there is no place for it."""
+    for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
+        top = Path(os.path.realpath(place))
+        if all(each.stat().st_mode & 0o1 for each in (top, *top.parents)):
+            break
+    else:
+        raise Unproved("not attacked: there is no folder for temporary files that others may enter")
+    held = tempfile.TemporaryDirectory(prefix="box-escape-", dir=top)
+
+    def remove() -> list[str]:
+        held.cleanup()
+        return []
+
+    arena.closing.insert(0, remove)
+    Path(held.name).chmod(0o711)
+    return Path(held.name, secrets.token_hex(16))
