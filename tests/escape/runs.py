@@ -10,12 +10,15 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.escape.asuser import somebody
 from tests.vm.harness import ROOT
+from tests.vm.people import PYTHON
 
 SUITE = ROOT / "security" / "escape-test.sh"
 SECONDS = 300  # a run takes about 20 on an idle host
@@ -33,6 +36,8 @@ class Run:
     isolation: str = "strict"
     accel: str = "tcg"
     scale: float = 1.0
+    ordinary: bool = False
+    """Run by an ordinary user, who attacks from their own account."""
 
     @property
     def checks(self) -> list[str]:
@@ -51,23 +56,28 @@ def suite(box: str, *words: str, seconds: float = SECONDS) -> subprocess.Complet
 @cache
 def found(run: Run) -> dict[str, tuple[str, str]]:
     """Check -> (result, reading) of a run, made once."""
-    box = f"{sys.executable} -m tests.escape.saboteur '{','.join(run.walls)}' --"
     only = [word for id in run.checks for word in ("--only", id)]
-    with tempfile.TemporaryDirectory(prefix="boxtest-") as folder:
-        report = Path(folder) / "report.json"
-        words = (
-            run.isolation,
-            "--accel",
-            run.accel,
-            "--scale",
-            str(run.scale),
-            *only,
-            "--json",
-            str(report),
-        )
-        done = suite(box, *words)
-        print(done.stdout, done.stderr)
-        assert report.exists(), f"the suite wrote no report: {done.stdout} {done.stderr}"
-        told: dict[str, Any] = json.loads(report.read_text())
+    words = (run.isolation, "--accel", run.accel, "--scale", str(run.scale), *only)
+    attack = _as_somebody if run.ordinary else _as_root
+    done, text = attack(f"-m tests.escape.saboteur '{','.join(run.walls)}' --", words)
+    print(done.stdout, done.stderr)
+    assert text, f"the suite wrote no report: {done.stdout} {done.stderr}"
+    told: dict[str, Any] = json.loads(text)
     assert done.returncode == (1 if run.fail else 0), done.stdout
     return {one["id"]: (one["result"], one["reading"]) for one in told["checks"]}
+
+
+Attack = tuple[subprocess.CompletedProcess[str], str]
+
+
+def _as_root(box: str, words: Sequence[str]) -> Attack:
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as folder:
+        report = Path(folder) / "report.json"
+        done = suite(f"{sys.executable} {box}", *words, "--json", str(report))
+        return done, report.read_text() if report.exists() else ""
+
+
+def _as_somebody(box: str, words: Sequence[str]) -> Attack:
+    with somebody() as made:
+        done = made.suite(f"{PYTHON} {box}", *words, seconds=SECONDS)
+        return done, made.report.read_text() if made.report.exists() else ""

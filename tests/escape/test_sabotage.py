@@ -221,10 +221,41 @@ RUNS = {
         ),
         ("outside.capabilities",),
     ),
+    "a user's open network": Run(
+        ("network rules", "no IP port"),
+        (
+            ("network.host", "was reached from the guest"),
+            ("network.private", "was reached from the guest"),
+            ("network.gateway", "was reached from the guest|leads to"),
+            ("network.egress_list", "was reached from the guest"),
+            ("network.vmm", "was reached from"),
+            ("network.egress_none", "was reached from the guest"),
+            ("network.api", "somebody listens at"),
+        ),
+        ("outside.capabilities",),
+        ordinary=True,
+    ),
+    "a user's open share": Run(
+        ("links stay links", "a link that comes later", "nothing beside a share",
+         "read-only share", "nodev share", "nosuid in the guest"),
+        (
+            ("mounts.paths", "shows the canary"),
+            ("mounts.links", "shows the canary"),
+            ("mounts.swapped", "shows the canary"),
+            ("mounts.readonly", "of the host's directory was changed"),
+            ("mounts.inward", "gave a user rights"),
+            ("mounts.helper", "virtiofsd is "),
+        ),
+        ("outside.capabilities",),
+        ordinary=True,
+    ),
 }  # fmt: skip
 
 # Runs of minutes: much of what they wait for is somebody's patience.
-LONG = frozenset({"a lying guest", "a greedy guest", "shared too much"})
+LONG = frozenset(
+    {"a lying guest", "a greedy guest", "shared too much", "a user's open network",
+     "a user's open share"}
+)  # fmt: skip
 
 
 def _case(name: str, *check: str) -> Any:
@@ -276,6 +307,8 @@ def test_the_document_lists_what_is_taken_away() -> None:
     section = text.split("## How it is known that a check can fail", 1)[1].split("\n## ", 1)[0]
     rows = {line for line in section.splitlines() if line.startswith("| ")}
     expected = {
-        f"| {', '.join(run.walls)} | {', '.join(dict(run.fail))} |" for run in RUNS.values()
+        f"| {'as an ordinary user: ' * run.ordinary}{', '.join(run.walls)} |"
+        f" {', '.join(dict(run.fail))} |"
+        for run in RUNS.values()
     }
     assert rows - {"| without | these fail, and nothing else |"} == expected

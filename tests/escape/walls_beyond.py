@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from reconcilers.network import links, nftjson
+from reconcilers.network import innerclient, links, nftjson
 from reconcilers.network.wanted import MARK
 from specs.errors import ProtocolError
 from tests.escape.saboteur import Product
@@ -68,6 +68,20 @@ def _escaped_words(product: Product) -> None:
 @wall("network rules")
 def _network_rules(product: Product) -> None:
     """The rules of a sandbox accept what they would drop, and lead every port to the resolver."""
+    accept_everything(product)
+    # an ordinary user's are made by a process of their own
+    begin, imports, end = innerclient._BOOTSTRAP.rpartition("from reconcilers")
+    taken = "from tests.escape.walls_beyond import in_the_worker; in_the_worker(); "
+    product.replace("reconcilers.network.innerclient._BOOTSTRAP", begin + taken + imports + end)
+
+
+def in_the_worker() -> None:
+    """Until this process ends."""
+    accept_everything(Product(contextlib.ExitStack(), []))
+
+
+def accept_everything(product: Product) -> None:
+    """To be done wherever rules are made."""
     mark = nftjson.set_mark(MARK)
     product.replace("reconcilers.network.rules.DROP", nftjson.ACCEPT)
     product.replace("reconcilers.network.rules.count", lambda name: mark)
