@@ -52,6 +52,7 @@ class Arena:
         self.measured: dict[str, Any] = {}
         self.confinement: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
+        self._vmms: dict[str, tuple[int, int]] = {}
         self._failed: dict[str, Exception] = {}
         self.closing: list[Callable[[], list[str]]] = [self.home.close]
         """What is to be removed in the end, the last first; each says what the product left."""
@@ -94,9 +95,14 @@ class Arena:
         return {name: self.vmm(name) for name in ("a", "b")}
 
     def vmm(self, name: str) -> int:
+        """As `box get` tells it, which is asked again once that process has ended."""
+        pid, since = self._vmms.get(name, (0, 0))
+        if since and proc.runs_since(pid) == since:
+            return pid
         pid = self.home.pid(name)
         if pid <= 1:
             raise BoxError(f"box get names no process for {name}")
+        self._vmms[name] = (pid, proc.runs_since(pid))
         return pid
 
     def helpers(self, name: str, vmm: int = 0) -> list[int]:

@@ -56,10 +56,17 @@ def thread_statuses(pid: int) -> dict[int, dict[str, str]]:
     return found
 
 
-def start_time(pid: int) -> int:
-    """Clock ticks since boot; together with the PID it names one process."""
-    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    return int(text[text.rindex(")") + 2 :].split()[19])
+def runs_since(pid: int) -> int:
+    """When it was started, in clock ticks since boot: with the PID that names one process.
+
+    0 for one that has ended, even while nobody has asked for its status.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    words = text[text.rindex(")") + 2 :].split()
+    return 0 if words[0] in "ZX" else int(words[19])
 
 
 def is_of_the_kernel(pid: int) -> bool:

@@ -34,6 +34,8 @@ CONFIG = os.environ.get("BOX_TEST_CONFIG", "")
 # A factor on the limits below, for a host that does other things meanwhile.
 PATIENCE = int(os.environ.get("BOX_TEST_PATIENCE", "1"))
 SLOWNESS = float(os.environ.get("BOX_TEST_SLOWNESS", "1"))  # against a real processor
+# Between two looks. On one slow processor a look costs what is looked for its time.
+PAUSE = 0.02 * SLOWNESS
 TINY = f"accel: {ACCEL}\ncpus: 1\nram_mib: 192\ndata: {{size_mib: 32}}\n"
 
 
@@ -47,7 +49,7 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
             return found
         if time.monotonic() > limit:
             raise AssertionError(f"after {seconds:g} s still not: {what}")
-        time.sleep(0.02)
+        time.sleep(PAUSE)
 
 
 class Home:
@@ -73,6 +75,8 @@ class Home:
         assert self.controller is not None
         if self.controller.poll() is not None:
             raise AssertionError(f"the controller ended: {self.log()}")
+        if not (self.path / "box.sock").exists():
+            return False
         # Its word, not the socket's file: a controller that was killed leaves one behind.
         return f"pid {self.controller.pid}, up".encode() in self.box("version", check=False).stdout
 
