@@ -56,11 +56,15 @@ def thread_statuses(pid: int) -> dict[int, dict[str, str]]:
     return found
 
 
-def runs_since(pid: int) -> int:
-    """When it was started, in clock ticks since boot: with the PID that names one process.
+def start_time(pid: int) -> int:
+    """Clock ticks since boot; together with the PID it names one process."""
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return int(text[text.rindex(")") + 2 :].split()[19])
 
-    0 for one that has ended, even while nobody has asked for its status.
-    """
+
+def runs_since(pid: int) -> int:
+    """The same of a process that runs, 0 of one that has ended, whether or not anybody has asked
+    for its status."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
