@@ -40,7 +40,8 @@ class Virtiofsd:
         if self.rust:
             return (
                 *start, f"--shared-dir={SHARED_PATH}", "--sandbox=chroot", "--cache=never",
-                "--inode-file-handles=never", f"--modcaps={modcaps}", "--log-level=error",
+                "--inode-file-handles=never", "--rlimit-nofile=0", f"--modcaps={modcaps}",
+                "--log-level=error",
             )  # fmt: skip
         return (
             *start, "-f", "--rlimit-nofile=0", "-o", f"source={SHARED_PATH}",

@@ -20,9 +20,11 @@ ATTRIBUTES = (
     syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOEXEC
 )  # noexec binds the host side alone: a guest's programs are run by the guest's kernel
 PROC = "/pid"
-# virtiofsd opens /proc/self/fd, and ends when it cannot read how many files the host may open; the
-# answer is not used, and the host's own is nothing to show
-_FILE_MAX = b"1048576\n"
+# virtiofsd opens /proc/self/fd, and ends when it cannot read how many files the host (the one in C)
+# or a process (the one in Rust) may open; its jail's limit stays, and the host's own are nothing to
+# show
+_OPEN_FILES = ("file-max", "nr_open")
+_MANY = b"1048576\n"
 _REFUSED_BY_IDMAP = (errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP)
 
 
@@ -141,9 +143,10 @@ def make_proc(stage: str) -> None:
     os.makedirs(f"{stage}/proc/sys/fs", 0o755)
     os.symlink(f"{PROC}/self", f"{stage}/proc/self")
     create = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(f"{stage}/proc/sys/fs/file-max", create, 0o444)
-    os.write(descriptor, _FILE_MAX)
-    os.close(descriptor)
+    for name in _OPEN_FILES:
+        descriptor = os.open(f"{stage}/proc/sys/fs/{name}", create, 0o444)
+        os.write(descriptor, _MANY)
+        os.close(descriptor)
 
 
 def mount_proc(stage: str, at: str = PROC) -> None:
