@@ -129,7 +129,8 @@ class KvmProbe:
             )
         except (BoxError, OSError) as error:
             # A full disk or a missing cgroup says nothing about KVM: try again at the next pass.
-            self._trouble = f"KVM could not be probed ({error})"
+            what = error.message if isinstance(error, BoxError) else error
+            self._trouble = f"KVM could not be probed ({what})"
             return None
         else:
             verdict = Verdict(True, "the guest kernel booted on KVM to the agent's hello")

@@ -8,11 +8,13 @@ never try a smaller map when the wanted one is refused.
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 from collections.abc import Sequence
 
 from reconcilers.confinement import procfile
 from reconcilers.confinement.policy import UserNamespace
-from reconcilers.process import run
+from reconcilers.process import SEARCH, run
 from specs.errors import CommandError, ConfinementError, HostError
 
 LAYER = "user namespace"
@@ -45,7 +47,7 @@ def write_maps(pid: int, wanted: UserNamespace) -> None:
                 f"{program} refuses: {error.last_lines or error.message}",
                 layer=LAYER,
                 where=file,
-                fix=_fix(file),
+                fix=_fix(program, file, rows),
             ) from error
 
 
@@ -54,10 +56,30 @@ def rows_text(rows: Sequence[tuple[int, int, int]]) -> str:
     return "\n".join(" ".join(map(str, row)) for row in rows)
 
 
-def _fix(file: str) -> str:
+def _fix(program: str, file: str, rows: Sequence[tuple[int, int, int]]) -> str:
     if procfile.fields("/proc/self/status").get("NoNewPrivs") == "1":
         return NO_NEW_PRIVS_FIX
-    return f"`box doctor` says what {file} lacks"
+    path = shutil.which(program, path=SEARCH) or program
+    if not _has_power(path):
+        return (
+            f"apt-get install --reinstall uidmap: {path} must be root's and set-user-ID, or have "
+            "the file capability for it, on a file system that is not mounted nosuid"
+        )
+    theirs = ", ".join(f"{first}-{first + count - 1}" for _, first, count in rows)
+    return f"{file} must give this user what of {theirs} is not his own"
+
+
+def _has_power(path: str) -> bool:
+    """Whether executing it gives rights that the caller lacks (execve(2), capabilities(7))."""
+    try:
+        found = os.stat(path)
+        if os.statvfs(path).f_flag & os.ST_NOSUID:
+            return False
+        if found.st_mode & stat.S_ISUID and found.st_uid == 0:
+            return True
+        return bool(os.getxattr(path, "security.capability"))
+    except OSError:
+        return False
 
 
 def _write(path: str, text: str) -> None:

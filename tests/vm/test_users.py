@@ -327,6 +327,7 @@ def test_where_they_cannot_be_dropped_it_is_not_started(someone: Person) -> None
 
 # -- box doctor
 
+NEVER = "#!/bin/sh\nexit 1\n"
 ASKED = ("cgroups", "user namespaces", "subordinate ids", "launching side", "new privileges")
 
 
@@ -346,7 +347,11 @@ def test_doctor_tries_what_a_user_needs(someone: Person) -> None:
     ("settings", "name", "fix"),
     [
         ({"replaced": {"/etc/subuid": "# nothing\n"}}, "subordinate ids", "usermod --add-subuids"),
-        ({"replaced": {"/usr/bin/newgidmap": "#!/bin/sh\nexit 1\n"}}, "subordinate ids", "doctor"),
+        (
+            {"replaced": {"/usr/bin/newgidmap": "#!/bin/sh\nexit 1\n"}},
+            "subordinate ids",
+            "--reinstall",
+        ),
         ({"before": ["setpriv", "--no-new-privs"]}, "new privileges", "NoNewPrivileges"),
         ({"before": [sys.executable, "-c", FORBID]}, "user namespaces", "user namespaces"),
     ],
