@@ -1,4 +1,4 @@
-"""The part of a network that lies in an ordinary user's namespaces: made, read, mended.
+"""The part of a network that lies in an ordinary user's namespaces: made and mended.
 
 The same namespaces, links and rules as root's, without the host's side: the middle namespace's
 uplink is a tap, and pasta holds its other end. It runs in a process that has joined the user
@@ -8,12 +8,12 @@ in and come out. It must not be used anywhere else.
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
-from typing import Any
 
-from reconcilers.network import links, readlinks, rules, spaces, state, tables, taps
+from reconcilers.network import innerread, links, rules, spaces, state, tables, taps
 from reconcilers.network import nftjson as nft
 from reconcilers.network.addresses import addresses, first_slot, mac
 from reconcilers.network.nftjson import Table
@@ -27,25 +27,11 @@ from specs.names import HostNames
 _PORTS = (32768, 60999)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """`lines` by item and `tap` as `state` writes them. `wrong` says how the rules differ, empty
-    when they do not; `generation` is nftables' own number of when they were looked at, `counts`
-    the packets of each counter. Without `uplink` pasta's end of the tap is closed.
-    """
-
-    lines: dict[str, list[str]]
-    tap: list[str]
-    wrong: str
-    generation: int
-    counts: dict[str, int]
-    uplink: bool
-
-
-def to_plain(wanted: Wanted) -> dict[str, Any]:
-    """A value that JSON can carry to the worker."""
+@lru_cache(maxsize=1024)
+def to_text(wanted: Wanted) -> str:
+    """What a worker makes the same value of."""
     egress = wanted.egress
-    return {
+    plain = {
         "names": [wanted.names.instance, wanted.names.sandbox],
         "egress": egress.mode if egress.mode != "list" else [str(each) for each in egress.entries],
         "mtu": wanted.mtu,
@@ -54,9 +40,12 @@ def to_plain(wanted: Wanted) -> dict[str, Any]:
         "ipv6": wanted.ipv6,
         "host_ipv6": wanted.host_ipv6,
     }
+    return json.dumps(plain)
 
 
-def from_plain(plain: dict[str, Any]) -> Wanted:
+@lru_cache(maxsize=1024)
+def from_text(text: str) -> Wanted:
+    plain = json.loads(text)
     names = HostNames(*plain["names"])
     return Wanted(
         names=names,
@@ -70,6 +59,7 @@ def from_plain(plain: dict[str, Any]) -> Wanted:
     )
 
 
+@lru_cache(maxsize=1024)
 def wanted_state(wanted: Wanted) -> State:
     """As root's, without the host's side and with a tap as the uplink. Pure."""
     whole = state.wanted_state(wanted)
@@ -84,6 +74,7 @@ def wanted_state(wanted: Wanted) -> State:
     return State(lines, whole.tap)
 
 
+@lru_cache(maxsize=1024)
 def table(wanted: Wanted) -> Table:
     """Root's rules, and the guest's address masked: pasta answers one address at a time. Pure.
 
@@ -134,43 +125,14 @@ def _load(wanted: Wanted) -> None:
     made = table(wanted)
 
     def work() -> None:
-        if not _difference(made):
+        if not innerread.difference(made):
             return
         tables.load(made)
-        if wrong := _difference(made):
+        if wrong := innerread.difference(made):
             raise HostError(f"the rules were loaded, and then {wrong}")
         tables.forget_connections()
 
     spaces.inside(wanted.middle_space, work)
-
-
-def observe(wanted: Wanted, known: int) -> Found:
-    """`known` is the generation at which the rules were right last, 0 for never."""
-    with readlinks.worded("read"):
-        found = readlinks.read_state(wanted)
-
-    def look() -> tuple[str, int, dict[str, int], bool]:
-        now = tables.generation()
-        wrong = "" if known and now == known else _difference(table(wanted))
-        uplink = bool(links.number_of(wanted.uplink))
-        return wrong, now, tables.counts(table(wanted).name), uplink
-
-    wrong, now, counts, uplink = spaces.inside(wanted.middle_space, look)
-    return Found(
-        lines={item: sorted(lines) for item, lines in found.lines.items()},
-        tap=sorted(found.tap),
-        wrong=wrong,
-        generation=now,
-        counts=counts,
-        uplink=uplink,
-    )
-
-
-def _difference(made: Table) -> str:
-    found = tables.listing(made.name)
-    if found is None:
-        return "there is no table"
-    return "" if tables.Comparison().same(made, found) else "the table holds other rules"
 
 
 def show_under(name: str, descriptor: int) -> None:

@@ -1,7 +1,7 @@
 """The controller's side of `innerworker`: asks for work inside a sandbox's namespaces.
 
-One worker for the whole controller, started when it is first needed and again when it died. It must
-never take silence for an answer.
+Two for the whole controller, one that makes and one that reads, each started when it is first
+needed and again when it died. It must never take silence for an answer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from reconcilers.network import inner
+from reconcilers.network import inner, innerread
 from reconcilers.network.wanted import Wanted
 from specs.errors import HostError
 
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from reconcilers.network.innerworker import main; main()"
+    "from reconcilers.network.innerworker import main; main(makes=sys.argv[2] == 'makes')"
 )
 _TIMEOUT = 30.0  # seconds; an answer takes some ten milliseconds
 _ANSWER_MAX = 1 << 20  # bytes
@@ -46,35 +46,45 @@ class Gone(Exception):
     """A process whose namespaces were to be entered has ended."""
 
 
-class Worker:
-    """The process and its socket; one request at a time, whatever thread asks."""
+class Inside:
+    """Makes and reads networks; each of both takes one request at a time, whatever thread asks."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
-        self._lock = threading.Lock()
-        atexit.register(self.close)
+        self._maker, self._reader = Worker("makes"), Worker("reads")
 
     def build(self, wanted: Wanted, keeper: Process) -> Made:
         """Raises HostError, Gone."""
-        _, descriptors = self._ask(ask="build", wanted=inner.to_plain(wanted), keeper=keeper)
+        _, descriptors = self._maker.ask(ask="build", wanted=inner.to_text(wanted), keeper=keeper)
         if len(descriptors) != _DESCRIPTORS_MAX:
             for each in descriptors:
                 os.close(each)
             raise HostError("the worker made a network and did not hand it over")
         return Made(*descriptors)
 
-    def observe(self, wanted: Wanted, keeper: Process, vmm: Process, known: int) -> inner.Found:
+    def observe(self, wanted: Wanted, keeper: Process, vmm: Process, known: int) -> innerread.Found:
         """Raises HostError, Gone."""
-        plain = inner.to_plain(wanted)
-        answer, _ = self._ask(ask="observe", wanted=plain, keeper=keeper, vmm=vmm, known=known)
-        return inner.Found(**answer)
+        text = inner.to_text(wanted)
+        answer, _ = self._reader.ask(
+            ask="observe", wanted=text, keeper=keeper, vmm=vmm, known=known
+        )
+        return innerread.Found(**answer)
 
     def mend(self, wanted: Wanted, keeper: Process, vmm: Process) -> None:
         """Raises HostError, Gone."""
-        self._ask(ask="mend", wanted=inner.to_plain(wanted), keeper=keeper, vmm=vmm)
+        self._maker.ask(ask="mend", wanted=inner.to_text(wanted), keeper=keeper, vmm=vmm)
 
-    def _ask(self, **request: Any) -> tuple[dict[str, Any], list[int]]:
+
+class Worker:
+    """One process and its socket."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def ask(self, **request: Any) -> tuple[dict[str, Any], list[int]]:
         with self._lock:
             try:
                 answer, descriptors = self._exchange(json.dumps(request).encode() + b"\n")
@@ -113,7 +123,15 @@ class Worker:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, json.dumps(sys.path)],
+                    [
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        "-c",
+                        _BOOTSTRAP,
+                        json.dumps(sys.path),
+                        self._kind,
+                    ],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

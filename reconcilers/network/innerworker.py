@@ -3,6 +3,9 @@
 Started once by `innerclient`, single-threaded, because setns(2) lets no thread of many enter a user
 namespace. Whoever entered one cannot come back, so it forks for each request: the child enters,
 does what it is asked, answers one line of JSON, with descriptors where some were made, and ends.
+
+There is one that makes and one that reads: a fork costs by what a process has loaded, a reading is
+made on every pass, and only making needs pyroute2.
 """
 
 from __future__ import annotations
@@ -15,19 +18,20 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-import pyroute2  # noqa: F401  # once, before any fork: it takes 0.3 s
-
 from reconcilers import procfs
 from reconcilers.confinement import syscalls
-from reconcilers.network import inner
+from reconcilers.network import inner, innerread
+from reconcilers.network.wanted import Wanted
 from specs.errors import BoxError
 
 _CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 _REQUEST_MAX = 1 << 20
 
 
-def main() -> NoReturn:
+def main(*, makes: bool) -> NoReturn:
     """Answers a line on the socket that is stdin for each line on it until that closes."""
+    if makes:
+        import pyroute2  # noqa: F401  # once, before any fork: it takes 0.3 s
     gc.disable()
     gc.freeze()
     channel = socket.socket(fileno=os.dup(0))
@@ -38,20 +42,21 @@ def main() -> NoReturn:
             break
         if not buffer.endswith(b"\n"):
             continue
-        line, buffer = buffer, b""
+        request, buffer = json.loads(buffer), b""
+        wanted = inner.from_text(request["wanted"])  # remembered, for the next child too
         child = os.fork()
         if child == 0:
-            _answer(channel, line)
+            _answer(channel, request, wanted)
         _, status = os.waitpid(child, 0)
         if status:  # it died without an answer
             _send(channel, {"error": f"the worker ended with status {status}", "fix": ""}, ())
     os._exit(0)
 
 
-def _answer(channel: socket.socket, line: bytes) -> NoReturn:
+def _answer(channel: socket.socket, request: dict[str, Any], wanted: Wanted) -> NoReturn:
     descriptors: tuple[int, ...] = ()
     try:
-        answer, descriptors = _do(json.loads(line))
+        answer, descriptors = _do(request, wanted)
     except BoxError as error:
         answer = {"error": error.message, "fix": error.fix}
     except ProcessLookupError as error:
@@ -69,39 +74,44 @@ def _send(channel: socket.socket, answer: dict[str, Any], descriptors: tuple[int
     channel.sendall(data[sent:])
 
 
-def _do(request: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
-    wanted = inner.from_plain(request["wanted"])
-    _enter(request["keeper"], wanted.middle_space, request.get("vmm"), wanted.vmm_space)
-    match request["ask"]:
-        case "build":
-            return {}, inner.build(wanted)
-        case "observe":
-            return dataclasses.asdict(inner.observe(wanted, request["known"])), ()
-        case "mend":
-            inner.mend(wanted)
-            return {}, ()
-        case other:
-            raise ValueError(f"an unknown request: {other}")
+def _do(request: dict[str, Any], wanted: Wanted) -> tuple[dict[str, Any], tuple[int, ...]]:
+    ask, keeper = request["ask"], request["keeper"]
+    spaces = {wanted.middle_space: _open(keeper, "net")}
+    if "vmm" in request:
+        spaces[wanted.vmm_space] = _open(request["vmm"], "net")
+    _join(keeper)
+    if ask == "observe":
+
+        def enter(space: str) -> None:
+            syscalls.setns(spaces[space], syscalls.CLONE_NEWNET)
+
+        found = innerread.observe(wanted, inner.table, request["known"], enter)
+        return dataclasses.asdict(found), ()
+    _name(spaces)
+    if ask == "build":
+        return {}, inner.build(wanted)
+    if ask == "mend":
+        inner.mend(wanted)
+        return {}, ()
+    raise ValueError(f"an unknown request: {ask}")
 
 
-def _enter(keeper: list[int], middle: str, vmm: list[int] | None, space: str) -> None:
-    """Into the keeper's user namespace, and a mount namespace in which the network namespaces have
-    names. `keeper` and `vmm` are (PID, start time).
-    """
-    users = _open(keeper, "user")
-    syscalls.setns(users, syscalls.CLONE_NEWUSER)
-    found = [(middle, _open(keeper, "net"))]
-    if vmm is not None:
-        found.append((space, _open(vmm, "net")))
-    syscalls.unshare(syscalls.CLONE_NEWNS)
-    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
-    syscalls.mount("box", "/run", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k")
-    for name, descriptor in found:
-        inner.show_under(name, descriptor)
+def _join(keeper: list[int]) -> None:
+    """Into the keeper's user namespace; `keeper` is (PID, start time)."""
+    syscalls.setns(_open(keeper, "user"), syscalls.CLONE_NEWUSER)
     # nft(8) is another program; without this it would have no right where we are not UID 0
     effective, permitted, _ = syscalls.capget()
     syscalls.capset(effective, permitted, 1 << _CAP_NET_ADMIN)
     syscalls.ambient_raise(_CAP_NET_ADMIN)
+
+
+def _name(spaces: dict[str, int]) -> None:
+    """A mount namespace of our own, in which the network namespaces have root's names."""
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount("box", "/run", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k")
+    for name, descriptor in spaces.items():
+        inner.show_under(name, descriptor)
 
 
 def _open(process: list[int], kind: str) -> int:

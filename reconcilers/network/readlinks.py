@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from reconcilers.confinement.netdevices import FALLBACK
 from reconcilers.network import spaces, state
@@ -40,6 +40,22 @@ def read_state(wanted: Wanted) -> State:
     if spaces.exists(wanted.middle_space):
         spaces.inside(wanted.middle_space, lambda: _middle(wanted, lines, known))
     _host(wanted, lines, known)
+    return State({item: frozenset(found) for item, found in lines.items()}, frozenset(tap))
+
+
+def read_inner(wanted: Wanted, enter: Callable[[str], None]) -> State:
+    """As `read_state` without the host's side, which an ordinary user's network does not have.
+
+    `enter` moves the calling thread into a namespace, by the name root's would have; it stays in
+    the middle one. Raises OSError.
+    """
+    lines: dict[str, set[str]] = {item: set() for item in state.ITEMS}
+    tap: set[str] = set()
+    known: dict[int, str] = {}
+    enter(wanted.vmm_space)
+    _vmm(wanted, lines, tap, known)
+    enter(wanted.middle_space)
+    _middle(wanted, lines, known)
     return State({item: frozenset(found) for item, found in lines.items()}, frozenset(tap))
 
 

@@ -21,6 +21,7 @@ from specs.errors import HostError
 
 T = TypeVar("T")
 FOLDER = Path("/run/netns")
+_SYSCTL_MAX = 4096  # bytes; every one that is asked for is a number
 _NOBODY = 0o000  # a mount point; nobody reads or writes it
 
 
@@ -155,9 +156,15 @@ def in_thread(work: Callable[[], T]) -> T:
 def read_sysctl(name: str) -> str | None:
     """A value under /proc/sys/net of the calling thread's namespace; None where it is not known."""
     try:
-        return Path("/proc/sys/net", name).read_text().strip()
+        descriptor = os.open(f"/proc/sys/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        return os.read(descriptor, _SYSCTL_MAX).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def write_sysctl(name: str, value: str) -> None:

@@ -21,6 +21,7 @@ from reconcilers.layout import Layout
 from reconcilers.network import (
     described,
     inner,
+    innerread,
     lacking,
     readlinks,
     rules,
@@ -28,7 +29,7 @@ from reconcilers.network import (
     surroundings,
 )
 from reconcilers.network.addresses import first_slot
-from reconcilers.network.innerclient import Gone, Made, Process, Worker
+from reconcilers.network.innerclient import Gone, Inside, Made, Process
 from reconcilers.network.routing import Routing
 from reconcilers.network.surroundings import Surroundings
 from reconcilers.network.wanted import MIDDLE_TABLE, Wanted
@@ -50,9 +51,9 @@ class UserNetworks:
     def __init__(self, config: Config, layout: Layout) -> None:
         self._resolver = ip_address(config.resolver) if config.resolver else None
         self._layout = layout
-        self._worker = Worker()
-        # (keeper, table) -> generation at which its rules were found right
-        self._right: dict[tuple[Process, bytes], int] = {}
+        self._inside = Inside()
+        # (keeper, network) -> generation at which its rules were found right
+        self._right: dict[tuple[Process, Wanted], int] = {}
 
     def present(self, names: HostNames) -> bool:
         """What there is of it are processes in the sandbox's group, and ends with them."""
@@ -70,7 +71,7 @@ class UserNetworks:
     def build(self, wanted: Wanted, keeper: Process) -> Made:
         """Both namespaces' links and the rules, rules first. Raises HostError."""
         try:
-            return self._worker.build(wanted, keeper)
+            return self._inside.build(wanted, keeper)
         except Gone as error:
             raise HostError(f"the keeper of its namespaces ended: {error}") from error
 
@@ -92,9 +93,9 @@ class UserNetworks:
         if record is None or record.pid != vmm or keeper is None:
             return Network(readings=(_reading(SPACES_ITEM, "nobody keeps them", "replace"),))
         running = (keeper.pid, keeper.start_time)
-        key = (running, inner.table(wanted).to_json())
+        key = (running, wanted)
         try:
-            found = self._worker.observe(
+            found = self._inside.observe(
                 wanted, running, (record.pid, record.start_time), self._right.get(key, 0)
             )
         except Gone:
@@ -128,7 +129,7 @@ class UserNetworks:
             return  # it is made with its VMM
         try:
             process = (record.pid, record.start_time)
-            self._worker.mend(wanted, (keeper.pid, keeper.start_time), process)
+            self._inside.mend(wanted, (keeper.pid, keeper.start_time), process)
         except Gone as error:
             raise HostError(f"its network is gone: {error}") from error
 
@@ -198,7 +199,7 @@ def _place(vmm: int, keeper: int) -> Reading:
     return _reading(SPACES_ITEM, wrong, "replace", path)
 
 
-def _readings(wanted: Wanted, found: inner.Found) -> Iterable[Reading]:
+def _readings(wanted: Wanted, found: innerread.Found) -> Iterable[Reading]:
     right = inner.wanted_state(wanted)
     for item in state.ITEMS:
         wrong = state.difference(right.lines[item], found.lines.get(item, ()))
@@ -215,7 +216,7 @@ def _reading(item: str, wrong: str, mend: Mend, source: str = "") -> Reading:
     return described.reading(item, wrong, source=where, mend=mend)
 
 
-def _shown(wanted: Wanted, found: inner.Found, problem: str) -> dict[str, str]:
+def _shown(wanted: Wanted, found: innerread.Found, problem: str) -> dict[str, str]:
     dropped = {name: n for name, n in found.counts.items() if name != rules.PASSED}
     own_way = {"carried by": "pasta: TCP, UDP and ping, as connections of this user"}
     return described.shown(wanted, dropped, problem, own_way)
