@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from tests.vm.harness import until
 from tests.vm.netlab import PUBLIC4, PUBLIC6, RESOLVER, Lab, dialer, doors
@@ -63,11 +64,23 @@ class UserNetHome(PersonsHome):
         self.ready(NAME)
 
 
-@contextlib.contextmanager
-def user_home(made: Person, lab: Lab, before: Sequence[str] = ()) -> Iterator[UserNetHome]:
+UserNetHomeT = TypeVar("UserNetHomeT", bound=UserNetHome)
+
+
+def user_home(
+    made: Person, lab: Lab, before: Sequence[str] = ()
+) -> contextlib.AbstractContextManager[UserNetHome]:
     """A home whose controller runs in the lab's host, without a controller yet."""
+    return user_home_of(UserNetHome, made, lab, before)
+
+
+@contextlib.contextmanager
+def user_home_of(
+    kind: type[UserNetHomeT], made: Person, lab: Lab, before: Sequence[str] = ()
+) -> Iterator[UserNetHomeT]:
+    """The same of a class of its own."""
     entered = [*lab.enter(lab.host), *(before or ("sh", "-c", TAPS, "sh"))]
-    with persons_home_of(UserNetHome, made, before=entered) as home:
+    with persons_home_of(kind, made, before=entered) as home:
         home.lab = lab
         config = home.path / "config.toml"
         config.write_text(f'resolver = "{RESOLVER}"\n')
