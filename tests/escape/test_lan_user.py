@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from tests.escape.asuser import Somebody, somebody
-from tests.vm.people import COUNT, FIRST, PYTHON
+from tests.vm.people import COUNT, PYTHON
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
-LAST = FIRST + COUNT - 1  # the identity that box would take first
+
+
+def last(made: Somebody) -> int:
+    """The identity that box would take first."""
+    return made.home.owner.first + COUNT - 1
 
 
 def look(made: Somebody) -> dict[str, Any]:
@@ -23,7 +27,7 @@ def look(made: Somebody) -> dict[str, Any]:
     program = made.home.owner.tree / "tests/escape/lan_of_user.py"
     script = 'mkdir "$1" && exec "$0" "$2" "$1" "$3"'
     done = subprocess.run(
-        [*as_user, "sh", "-c", script, PYTHON, str(folder), str(program), str(LAST)],
+        [*as_user, "sh", "-c", script, PYTHON, str(folder), str(program), str(last(made))],
         env=made.home.env,
         cwd="/",
         capture_output=True,
@@ -46,7 +50,7 @@ def test_an_ordinary_user_has_a_network_to_attack_and_no_right_in_it() -> None:
     held = {status[each] for each in ("CapInh", "CapPrm", "CapEff", "CapAmb")}
     assert held == {"0" * 16} and status["NoNewPrivs"] == "0"
     assert "Operation not permitted" in found["link"]
-    assert found["mapped"].split() == ["0", str(found["uid"]), "1", "1", str(LAST), "1"]
+    assert found["mapped"].split() == ["0", str(found["uid"]), "1", "1", str(last(made)), "1"]
 
 
 def test_without_subordinate_identities_nothing_is_attacked_and_it_is_said() -> None:

@@ -26,20 +26,22 @@ from reconcilers.confinement.handover import hand_over_groups
 from tests.conftest import EVIDENCE
 from tests.vm.cases import CaseHome
 from tests.vm.harness import PATIENCE, READY, ROOT, until
+from tests.vm.idblocks import block
 
 PACKAGES = ("specs", "agent", "reconcilers", "controller", "security", "examples")
 PYTHON = os.path.realpath(sys.executable)  # the system's own: others may run it
-FIRST, COUNT = 1_880_000_000, 64  # subordinate identities that no other user of the host has
+COUNT = 64  # subordinate identities of a user; nobody else has the rest of its block either
 
 
 @dataclass
 class Person:
-    """A user, the folder everything of it is in, and the box it can run."""
+    """A user, the folder everything of it is in, the box it can run, its block of identities."""
 
     name: str
     folder: Path
     tree: Path
     site: str
+    first: int = 0
     uid: int = field(init=False)
     gid: int = field(init=False)
 
@@ -89,7 +91,7 @@ def copied(source: Path, target: Path) -> Path:
 def person(*, groups: bool = True) -> Iterator[Person]:
     """A new user with control groups of its own; nothing of it remains."""
     name = f"boxtest-{secrets.token_hex(3)}"
-    with tempfile.TemporaryDirectory(prefix="boxtest-") as tmp:
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as tmp, block() as first:
         folder = Path(tmp)
         folder.chmod(0o755)
         tree, site = ROOT, Path(sysconfig.get_path("purelib"))
@@ -107,7 +109,7 @@ def person(*, groups: bool = True) -> Iterator[Person]:
             timeout=20,
         )
         try:
-            made = Person(name, folder, tree, str(site))
+            made = Person(name, folder, tree, str(site), first)
             own.mkdir(mode=0o700)
             os.chown(own, made.uid, made.gid)
             if groups:
@@ -189,8 +191,8 @@ class PersonsHome(CaseHome):
         self.before = before
         self.groups = groups
         self.replaced = {
-            "/etc/subuid": owner.lines((FIRST, COUNT)),
-            "/etc/subgid": owner.lines((FIRST, COUNT)),
+            "/etc/subuid": owner.lines((owner.first, COUNT)),
+            "/etc/subgid": owner.lines((owner.first, COUNT)),
             **(replaced or {}),
         }
 

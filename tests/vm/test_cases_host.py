@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import pwd
@@ -15,11 +16,10 @@ import pytest
 from tests.conftest import GUEST_KERNEL
 from tests.vm.cases import CaseHome, case_home, leftovers, names, undisturbed
 from tests.vm.harness import BOX, ROOT, TINY, until
+from tests.vm.idblocks import block
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
 
-# above the default range, so that sandboxes of other homes are not in the way
-UID_FIRST = 1_879_048_192 + 100_000
 QEMU = "/usr/bin/qemu-system-x86_64"
 
 
@@ -90,15 +90,17 @@ def test_c3_a_host_that_lacks_something_is_asked_ever_less_often(
 
 
 def test_s3_the_fourth_of_three_identities_waits_and_starts_when_one_is_freed() -> None:
-    config = f"uid_first = {UID_FIRST}\nuid_count = 3\n"
-    with case_home(config=config) as home, undisturbed(home):
+    with contextlib.ExitStack() as held:
+        first = held.enter_context(block())
+        home = held.enter_context(case_home(config=f"uid_first = {first}\nuid_count = 3\n"))
+        held.enter_context(undisturbed(home))
         three = ["ash", "elm", "fir"]
         for name in three:
             home.put(name)
         for name in three:
             home.ready(name)
         uids = {name: home.report(name)["vmm"]["uid"] for name in three}
-        assert sorted(uids.values()) == [UID_FIRST, UID_FIRST + 1, UID_FIRST + 2]
+        assert sorted(uids.values()) == [first, first + 1, first + 2]
         pids = {name: home.pid(name) for name in three}
         home.put("oak")
         until(lambda: home.condition("oak", "Ready")[1] == "BackingOff", 20, "it waits")

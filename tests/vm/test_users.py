@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.vm.harness import TINY, until
-from tests.vm.people import COUNT, FIRST, Person, PersonsHome, person, persons_home
+from tests.vm.people import COUNT, Person, PersonsHome, person, persons_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
 
@@ -76,11 +76,11 @@ def test_each_strict_vmm_is_a_stranger_to_its_user_and_to_the_others(
     assert uids == gids
     for name in STRICT:
         assert len(set(uids[name])) == 1
-        assert FIRST <= int(uids[name][0]) < FIRST + COUNT
+        assert someone.first <= int(uids[name][0]) < someone.first + COUNT
         assert status(home.pid(name))["Groups"] == ""
     # from the top of the range down
     taken = {int(numbers[0]) for numbers in uids.values()}
-    assert taken == {FIRST + COUNT - 1, FIRST + COUNT - 2}
+    assert taken == {someone.first + COUNT - 1, someone.first + COUNT - 2}
 
 
 def test_a_standard_vmm_is_its_user_and_in_no_other_group(
@@ -216,7 +216,7 @@ def test_short_ranges_are_used_one_after_the_other_and_then_a_sandbox_waits(
     someone: Person,
 ) -> None:
     """And whoever comes next neither gets nor reads what a deleted one left behind."""
-    lines = someone.lines((FIRST + 100, 1), (FIRST + 200, 1))
+    lines = someone.lines((someone.first + 100, 1), (someone.first + 200, 1))
     files = {"/etc/subuid": lines, "/etc/subgid": lines}
     with persons_home(someone, replaced=files) as home:
         home.start()
@@ -224,7 +224,7 @@ def test_short_ranges_are_used_one_after_the_other_and_then_a_sandbox_waits(
             home.put(name)
             home.ready(name)
         uids = {name: int(status(home.pid(name))["Uid"].split()[0]) for name in ("one", "two")}
-        assert uids == {"one": FIRST + 100, "two": FIRST + 200}
+        assert uids == {"one": someone.first + 100, "two": someone.first + 200}
         home.put("three")
         until(lambda: failure_of(home, "three").startswith("waits:"), 20, "three waits")
         assert "2 identities" in failure_of(home, "three")
@@ -244,10 +244,10 @@ def test_short_ranges_are_used_one_after_the_other_and_then_a_sandbox_waits(
 
 
 def test_a_range_that_another_users_line_overlaps_is_refused(someone: Person) -> None:
-    lines = someone.lines((FIRST, COUNT)) + f"nobody:{FIRST + 8}:4\n"
+    lines = someone.lines((someone.first, COUNT)) + f"nobody:{someone.first + 8}:4\n"
     said = refused(someone, replaced={"/etc/subuid": lines})
     assert said.startswith("identity: ")
-    assert f"{FIRST + 8}-{FIRST + 11} of nobody (/etc/subuid:2)" in said
+    assert f"{someone.first + 8}-{someone.first + 11} of nobody (/etc/subuid:2)" in said
 
 
 @pytest.mark.parametrize("empty", ["/etc/subuid", "/etc/subgid"])
@@ -340,7 +340,9 @@ def doctor(someone: Person, **settings: Any) -> dict[str, dict[str, str]]:
 def test_doctor_tries_what_a_user_needs(someone: Person) -> None:
     found = doctor(someone)
     assert {name: found[name]["state"] for name in ASKED} == dict.fromkeys(ASKED, "ok")
-    assert found["subordinate ids"]["found"].startswith(f"{FIRST}-{FIRST + COUNT - 1} ")
+    assert found["subordinate ids"]["found"].startswith(
+        f"{someone.first}-{someone.first + COUNT - 1} "
+    )
 
 
 @pytest.mark.parametrize(

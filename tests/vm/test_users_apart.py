@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -11,16 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.vm.harness import TINY
-from tests.vm.people import (
-    COUNT,
-    FIRST,
-    PYTHON,
-    Person,
-    PersonsHome,
-    groups_of,
-    person,
-    persons_home,
-)  # fmt: skip
+from tests.vm.people import COUNT, PYTHON, Person, PersonsHome, groups_of, person, persons_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300)]
 
@@ -35,18 +25,6 @@ def someone() -> Iterator[Person]:
 def other() -> Iterator[Person]:
     with person() as made:
         yield made
-
-
-def span(owner: Person) -> tuple[int, int]:
-    """Subordinate identities that only this user has while it exists."""
-    return FIRST + 10_000 + COUNT * owner.uid, COUNT
-
-
-@contextlib.contextmanager
-def home_of(owner: Person) -> Iterator[PersonsHome]:
-    lines = owner.lines(span(owner))
-    with persons_home(owner, replaced={"/etc/subuid": lines, "/etc/subgid": lines}) as home:
-        yield home
 
 
 def uid_of(pid: int) -> int:
@@ -127,7 +105,11 @@ def reached(by: list[str], home: PersonsHome, name: str, own: Path, *only: str) 
 @pytest.mark.long  # four boots
 def test_users_and_homes_are_apart(someone: Person, other: Person) -> None:
     """The same names everywhere; a home of the other user's and a second one of the first."""
-    with home_of(someone) as first, home_of(someone) as second, home_of(other) as third:
+    with (
+        persons_home(someone) as first,
+        persons_home(someone) as second,
+        persons_home(other) as third,
+    ):
         homes = (first, second, third)
         for home in homes:
             home.start()
@@ -135,7 +117,7 @@ def test_users_and_homes_are_apart(someone: Person, other: Person) -> None:
         for home in homes:
             home.ready("oak")
         pids = [home.pid("oak") for home in homes]
-        top, others = sum(span(someone)) - 1, sum(span(other)) - 1
+        top, others = (who.first + COUNT - 1 for who in (someone, other))
         assert [uid_of(pid) for pid in pids] == [top, top - 1, others]
         for home in homes:
             assert len(home.vmms()) == 1
