@@ -45,6 +45,9 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
             inventory.event(entry, "refused", f"{entry.choice.reason}: {entry.choice.message}")
         return Desired(None, keep_identity=True)
     if entry.refused_mounts:
+        held = as_started(entry, "; ".join(map(str, entry.refused_mounts)))
+        if held is not None and held.box is not None and held.box.mounts != box.mounts:
+            return held  # the VM that runs has other mounts, which it may keep
         first = entry.refused_mounts[0]
         because = (f"mounts[{first.index}].host", first.host, first.why)
         return Desired(None, keep_identity=True, because=because)
@@ -54,6 +57,16 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         suspended=entry.record.suspended,
         give_up_guest=entry.silent >= SILENT_LIMIT,
     )
+
+
+def as_started(entry: Entry, why: str) -> Desired | None:
+    """What the VM that runs was started as, while something newer cannot be had because of `why`;
+    None when none runs.
+    """
+    started = entry.started
+    if entry.live is None or started is None:
+        return None
+    return Desired(started, entry.live.record.key, keep_identity=True, held=why)
 
 
 async def _choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from controller.records import Record
 from reconcilers.accel import Choice
+from reconcilers.launched import as_launched
 from reconcilers.live import Live
 from reconcilers.mounts import Directory, Refused
 from specs.boxfile import Boxfile
@@ -40,7 +41,8 @@ class Entry:
     wall clock that jumps must not erase data early. `attempts` counts failed passes in a row,
     `exits` deaths of its VMM since it last stayed up for a whole period, `silent` attempts to reach
     its guest. `directories` are what its mounts lead to on the host, as the last pass saw them,
-    `refused_mounts` those it cannot have. `over_ceiling`: policy.toml forbids even the last good
+    `refused_mounts` those it cannot have; `served` and `lost` are the same of the mounts that the
+    VM which runs was started with. `over_ceiling`: policy.toml forbids even the last good
     spec, so it is kept stopped.
     """
 
@@ -64,6 +66,8 @@ class Entry:
     kernel_differs: str = ""
     directories: tuple[Directory, ...] = ()
     refused_mounts: tuple[Refused, ...] = ()
+    served: tuple[Directory, ...] = ()
+    lost: tuple[Refused, ...] = ()
     conditions: dict[ConditionType, Condition] = field(default_factory=dict)
     drift: list[Drift] = field(default_factory=list)
     last_change: str = ""
@@ -74,6 +78,14 @@ class Entry:
         """Whether it may not start here and now, though its Boxfile is good."""
         by_host = self.choice is not None and self.choice.refused
         return self.over_ceiling or by_host or bool(self.refused_mounts)
+
+    @property
+    def started(self) -> Boxfile | None:
+        """The last good spec with the settings that the VM which runs was started with."""
+        box, live = self.record.spec, self.live
+        if box is None or live is None:
+            return box
+        return as_launched(box, live.record.settings)
 
     @property
     def box(self) -> Boxfile | None:

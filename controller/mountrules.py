@@ -7,6 +7,9 @@ anything for keeping.
 
 from __future__ import annotations
 
+import asyncio
+
+from controller.entry import Entry
 from controller.inventory import Inventory
 from reconcilers import mounts
 from reconcilers.confinement import ordinary
@@ -33,6 +36,30 @@ def rules_for(host: Host, inventory: Inventory, name: str) -> Rules:
     )
 
 
+async def refresh(host: Host, inventory: Inventory, entry: Entry, box: Boxfile | None) -> None:
+    """Note where the mounts of `box` lead now, and those that the VM which runs was started with.
+
+    Raises HostError when it cannot be judged; nothing of them is known then.
+    """
+    former, started = entry.refused_mounts, entry.started
+    entry.directories, entry.refused_mounts = (), ()
+    entry.served, entry.lost = (), ()
+    if box is None or box.state != "running":
+        return
+
+    async def found(text: Boxfile) -> tuple[tuple[Directory, ...], tuple[Refused, ...]]:
+        return await asyncio.to_thread(look, host, inventory, box.name, text)
+
+    if box.mounts:
+        entry.directories, entry.refused_mounts = await found(box)
+    if started is None or started.mounts == box.mounts:
+        entry.served = entry.directories
+    elif started.mounts:
+        entry.served, entry.lost = await found(started)
+    if entry.refused_mounts and entry.refused_mounts != former:
+        inventory.event(entry, "refused", "; ".join(map(str, entry.refused_mounts)))
+
+
 def look(
     host: Host, inventory: Inventory, name: str, box: Boxfile
 ) -> tuple[tuple[Directory, ...], tuple[Refused, ...]]:
@@ -46,8 +73,13 @@ def _written_by_others(inventory: Inventory, name: str) -> tuple[Writable, ...]:
     claim = (mine.record.created if mine else "", name)
     # a copy in one step: this runs in a thread, and the folder may change meanwhile
     for other, entry in list(inventory.entries.items()):
-        box = entry.record.spec
-        if other != name and box is not None and box.mounts:
-            first = (entry.record.created, other) < claim
-            found += mounts.writable_of(box, first=first)
+        if other == name:
+            continue
+        first = (entry.record.created, other) < claim
+        spec, started = entry.record.spec, entry.started
+        if spec is not None:
+            found += mounts.writable_of(spec, first=first)
+        if started is not None and started is not spec:
+            # A VM that runs on with what an older text gave it writes there still.
+            found += mounts.writable_of(started, first=first)
     return tuple(found)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from controller import backoff, driftbook, mountrules
 from controller.clock import timestamp
-from controller.desired import desired, erase_in, wanted
+from controller.desired import as_started, desired, erase_in, wanted
 from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.judge import judge
 from controller.reporting import build_report
 from controller.store import Store
-from reconcilers import steps
+from reconcilers import procfs, steps
 from reconcilers.act import Actor
 from reconcilers.facts import Disk, Network, Observed, Vmm
 from reconcilers.host import Host
@@ -27,7 +27,7 @@ from reconcilers.observe import observe
 from reconcilers.plan import Plan, plan
 from reconcilers.steps import Step
 from specs.boxfile import Boxfile
-from specs.conditions import merge
+from specs.conditions import Reason, merge
 from specs.errors import BoxError, CommandError, ConfinementError, HostError, KernelMismatch
 from specs.report import Failure
 from specs.text import visible
@@ -85,7 +85,9 @@ class Worker:
         entry.attempts = entry.silent = 0
         entry.failure, entry.failure_layer = None, ""
         if done.blocked is None:
-            self._settle(entry)
+            entry.converged_generation = entry.record.generation
+        if done.blocked is None or done.blocked.reason is Reason.MountRefused:
+            self._settle(entry)  # the VM that was started for an older text is as it should be
         if isinstance(observed.disk, Disk) and not entry.record.has_disk:
             # A record that was lost and rebuilt learns from the disk that there is one to lose.
             self._inventory.save(name, replace(entry.record, has_disk=True))
@@ -102,12 +104,22 @@ class Worker:
             actor = self._actor(name, entry, box)
             actor.adopt()
             entry.live = actor.live
-            await self._look_at_mounts(name, entry, box)
+            unjudged: BoxError | OSError | None = None
+            try:
+                await mountrules.refresh(self._host, self._inventory, entry, box)
+            except (BoxError, OSError) as error:
+                unjudged = error
             observed = await self._observe(name, entry, box)
             await self._note_exit(entry, observed)
             if self._fell_silent(entry, observed):
                 entry.silent = silent + 1  # once a pass, however often it was tried
-            todo = plan(await desired(entry, box, self._host, self._inventory), observed)
+            try:
+                if unjudged is not None:
+                    raise unjudged
+                todo = plan(await desired(entry, box, self._host, self._inventory), observed)
+            except (BoxError, OSError) as error:
+                await self._keep_in_order(entry, self._actor(name, entry, box), observed, error)
+                raise
             if not todo.steps:
                 if not created:
                     entry.exits = 0  # a whole period went by with nothing to do
@@ -117,6 +129,9 @@ class Worker:
             actor = self._actor(name, entry, box)
             try:
                 await self._act(entry, actor, todo.steps, created, removing)
+            except (BoxError, OSError) as error:
+                await self._keep_in_order(entry, actor, observed, error)
+                raise
             finally:
                 entry.live = actor.live
         raise HostError("it does not settle: what was mended differs again at once")
@@ -146,6 +161,32 @@ class Worker:
             if isinstance(step, steps.ConnectGuest):
                 entry.kernel_differs = ""
             created.append(step)
+            self._recorded(entry, step, actor)
+
+    async def _keep_in_order(
+        self, entry: Entry, actor: Actor, observed: Observed, error: BoxError | OSError
+    ) -> None:
+        """What cannot be had is no reason to let the VM go that still runs: its limits are put
+        back and its channel is opened, as far as that is not what has just failed.
+        """
+        kept, vmm = as_started(entry, str(error)), observed.vmm
+        if kept is None or not isinstance(vmm, Vmm) or entry.removing:
+            return
+        if procfs.alive(vmm.pid, vmm.start_time) is None:
+            return
+        todo, failed = plan(kept, observed).steps, entry.failure.step if entry.failure else ""
+        self._note_drift(entry, todo)
+        if not todo and all(each.action != failed for each in driftbook.is_open(entry.drift)):
+            self._settle(entry)
+        for step in todo:
+            if step.describe() == failed:
+                return
+            try:
+                if not await self._unless_changed(entry, actor, step):
+                    return
+            except (BoxError, OSError) as other:
+                log.warning("%s, which runs on: %s: %s", entry.record.name, step.describe(), other)
+                return
             self._recorded(entry, step, actor)
 
     async def _unless_changed(self, entry: Entry, actor: Actor, step: Step) -> bool:
@@ -222,18 +263,6 @@ class Worker:
             lambda: mountrules.rules_for(self._host, self._inventory, name),
         )
 
-    async def _look_at_mounts(self, name: str, entry: Entry, box: Boxfile | None) -> None:
-        """Where its host directories are now; one that may not be shared stops the sandbox."""
-        if box is None or box.state != "running" or not box.mounts:
-            entry.directories, entry.refused_mounts = (), ()
-            return
-        former = entry.refused_mounts
-        entry.directories, entry.refused_mounts = await asyncio.to_thread(
-            mountrules.look, self._host, self._inventory, name, box
-        )
-        if entry.refused_mounts and entry.refused_mounts != former:
-            self._inventory.event(entry, "refused", "; ".join(map(str, entry.refused_mounts)))
-
     def _fell_silent(self, entry: Entry, observed: Observed) -> bool:
         """Whether a guest that was connected did not answer, and nothing outside explains it."""
         live, vmm = entry.live, observed.vmm
@@ -251,7 +280,8 @@ class Worker:
             entry.live,
             marked=self._marked(name),
             had_disk=entry.record.has_disk,
-            directories=entry.directories,
+            directories=entry.served,
+            lost=entry.lost,
         )
 
     # -- notes about it
@@ -288,7 +318,6 @@ class Worker:
             self._inventory.event(entry, "drift", text)
 
     def _settle(self, entry: Entry) -> None:
-        entry.converged_generation = entry.record.generation
         entry.out_of_memory = False
         entry.drift, closed = driftbook.corrected(entry.drift, timestamp())
         for drift in closed:

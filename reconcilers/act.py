@@ -33,6 +33,8 @@ from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host, features_of
+from reconcilers.launched import as_launched
+from reconcilers.launchrecord import LaunchRecord
 from reconcilers.live import Live
 from reconcilers.mounts import Directory, Rules
 from reconcilers.network.usernetworks import UserNetworks
@@ -139,10 +141,12 @@ class Actor:
         self._host.cgroup(self._names).create(self._policy(box, choice, uid).limits)
 
     def _policy(self, box: Boxfile, choice: Choice, uid: int) -> Confinement:
+        kvm = choice.accel == "kvm"
+        return self._host.confinement(box, uid, kvm=kvm, disk_bytes=self._disk_bytes())
+
+    def _disk_bytes(self) -> int:
         disk = disks.observe(self._host.layout.disks(self._name))
-        return self._host.confinement(
-            box, uid, kvm=choice.accel == "kvm", disk_bytes=disk.size if disk else 0
-        )
+        return disk.size if disk else 0
 
     def _uid(self, box: Boxfile) -> int:
         uid = self._host.claimed_uid(self._name, str(box.isolation))
@@ -154,6 +158,18 @@ class Actor:
         if self._box is None or self._choice is None:
             raise HostError("nothing to start: there is no Boxfile")
         return self._box, self._choice
+
+    def _started(self, record: LaunchRecord) -> Boxfile:
+        """The Boxfile as the VM that runs was started with it: it keeps its own limits, mounts and
+        network until another one takes its place.
+        """
+        if self._box is None:
+            raise HostError("there is no Boxfile for it")
+        return as_launched(self._box, record.settings)
+
+    def _started_as(self, record: LaunchRecord) -> Confinement:
+        box, size = self._started(record), self._disk_bytes()
+        return self._host.confinement(box, record.uid, kvm=record.accel == "kvm", disk_bytes=size)
 
     # -- disk
 
@@ -168,8 +184,7 @@ class Actor:
         record = launchrecord.read(self._host.layout.launch_record(self._name))
         if record is not None and procfs.alive(record.pid, record.start_time) is not None:
             # The VMM's file size limit follows its disk; the policy wants it from now on.
-            box, choice = self._wanted()
-            mending.mend_vmm(record, self._policy(box, choice, record.uid), self._names)
+            mending.mend_vmm(record, self._started_as(record), self._names)
 
     def _set_aside(self) -> None:
         moment = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -305,9 +320,8 @@ class Actor:
             )
 
     def _mend(self, readings: tuple[Reading, ...]) -> None:
-        box, choice = self._wanted()
         record = self._held().record
-        want = self._policy(box, choice, record.uid)
+        box, want = self._started(record), self._started_as(record)
         mending.mend_readings(self._names, box, record, want, self._host.networks, readings)
 
     # -- network
@@ -318,8 +332,8 @@ class Actor:
 
     async def _tell_network(self) -> None:
         """The guest's side of the link; told again only when it has changed."""
-        box, _ = self._wanted()
         live = self._connected()
+        box = self._started(live.record)
         told = await asyncio.to_thread(self._host.networks.for_guest, self._names, box)
         if live.record.guest_network == told:
             return
@@ -342,7 +356,7 @@ class Actor:
         try:
             guest.require_proof(live.record, client.hello)
             guest.require_mounts(client.hello)
-            await guest.mount_shares(client, self._wanted()[0])
+            await guest.mount_shares(client, self._started(live.record))
         except BaseException:
             # Also when this is given up because the Boxfile changed: the guest has one port, and
             # who holds it keeps everybody else out.
@@ -350,7 +364,7 @@ class Actor:
             raise
         live.client = client
         live.keep(self._tell_closed(live, client))
-        if self._box is not None and self._box.network == "bridge":
+        if self._started(live.record).network == "bridge":
             await self._tell_network()
 
     async def _tell_closed(self, live: Live, client: AgentClient) -> None:

@@ -22,7 +22,7 @@ from reconcilers.launched import as_launched
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.live import Live
-from reconcilers.mounts import Directory
+from reconcilers.mounts import Directory, Refused
 from reconcilers.runtimefiles import read_files
 from specs.boxfile import Boxfile
 from specs.errors import BoxError
@@ -40,9 +40,11 @@ async def observe(
     marked: Set[int] = frozenset(),
     had_disk: bool = False,
     directories: Sequence[Directory] = (),
+    lost: Sequence[Refused] = (),
 ) -> Observed:
     """Everything the host shows of sandbox `name`. `marked` are PIDs known to carry its name,
-    `directories` what the mounts of `box` lead to now.
+    `directories` what the mounts that its VMM was started with lead to now, `lost` those of them
+    that may not be shared any more.
     """
     runtime = host.layout.sandbox_runtime(name)
     record = launchrecord.read(host.layout.launch_record(name)) if runtime.exists() else None
@@ -51,15 +53,17 @@ async def observe(
     launched = as_launched(box, record.settings) if box is not None and record is not None else box
     cgroup, inside = _cgroup(host, name)
     disk = _disk(host.layout.disks(name))
-    vmm = _vmm(host, name, launched, record, disk, directories if launched is box else ())
+    vmm = _vmm(host, name, launched, record, disk, directories)
     known = {vmm.pid} if isinstance(vmm, Vmm) else set[int]()
     bridged = launched is not None and launched.network == "bridge"
     pid = vmm.pid if isinstance(vmm, Vmm) and bridged else 0
-    network = await read_network(host, name, box if wants_vm else None, pid)
+    shown = launched if pid else box
+    network = await read_network(host, name, shown if wants_vm else None, pid)
     if isinstance(vmm, Vmm):
         # The rules of a network that it was started with are a wall around it like any other.
         walls = network.readings if bridged and isinstance(network, Network) else ()
-        vmm = replace(vmm, readings=(*vmm.readings, *walls), outdated=launched is not box)
+        gone = tuple(map(_lost, lost))
+        vmm = replace(vmm, readings=(*vmm.readings, *gone, *walls), outdated=launched is not box)
     if record is not None and known:
         known |= helpers.living(record)  # without their VMM they are strays
     # The list of marked processes is as old as the last scan: a PID in it may be another's by now.
@@ -81,6 +85,11 @@ async def observe(
         runtime=runtime.exists(),
         had_disk=had_disk,
     )
+
+
+def _lost(refused: Refused) -> Reading:
+    layer, why = f"mounts[{refused.index}]", f"{refused.host}: {refused.why}"
+    return Reading(layer, "host", "may be shared", why, False, "stat(2)", "live", "replace")
 
 
 def _lives(pid: int) -> bool:

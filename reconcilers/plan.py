@@ -46,6 +46,9 @@ class Desired:
     because: tuple[str, str, str] | None = None
     # The guest was silent so often that its VM is replaced.
     give_up_guest: bool = False
+    # Why the changed Boxfile cannot be had here. `box` and `key` are then what the live VM was
+    # started with: it is kept in order, and no other one is started.
+    held: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,26 @@ def plan(desired: Desired, observed: Observed) -> Plan:
     box = desired.box
     if box is None:
         return Plan(tuple(_down(observed, desired.because) + _gone(desired, observed)))
+    if desired.held:
+        return _as_started(box, desired, observed)
     if box.state == "stopped":
         return Plan(tuple(_down(observed)))
     if desired.suspended and observed.vmm is None:
         return Plan(tuple(_down(observed)))
     return _up(box, desired, observed)
+
+
+def _as_started(box: Boxfile, desired: Desired, observed: Observed) -> Plan:
+    """The VM that runs goes on in good order; without it, or a wall of it, nothing does."""
+    blocked = Blocked(ConditionType.Ready, Reason.MountRefused, desired.held)
+    lacking = _lacking(observed)
+    if lacking is not None or not isinstance(observed.vmm, Vmm):
+        found = _down(observed, desired.because)
+        if lacking is not None and isinstance(observed.vmm, Vmm):
+            found[0] = _without_wall(lacking, observed.vmm, desired)
+        return Plan(tuple(found), blocked)
+    found = [_kill(observed)] if observed.strays else []
+    return Plan((*found, *_in_order(box, desired, observed.vmm, observed)), blocked)
 
 
 def _down(observed: Observed, because: tuple[str, str, str] | None = None) -> list[Step]:
@@ -189,6 +207,21 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
             steps.LaunchVmm("vmm", "running", "being replaced", consequence=True, key=key),
             connect,
         ]
+    found = _in_order(box, desired, vmm, observed)
+    wanted = box.data.size_mib
+    if observed.guest is not None and observed.guest.data_bytes < wanted * MIB:
+        have = observed.guest.data_bytes // MIB
+        found.append(
+            steps.ResizeData(
+                "data.guest_size", f"{wanted} MiB", f"{have} MiB", consequence=True, size_mib=wanted
+            )
+        )
+    return found
+
+
+def _in_order(box: Boxfile, desired: Desired, vmm: Vmm, observed: Observed) -> list[Step]:
+    """What is done for a VMM that may go on."""
+    found: list[Step] = []
     mendable = tuple(reading for reading in observed.faults if reading.mend == "in place")
     if mendable:
         first = mendable[0]
@@ -220,20 +253,12 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
         found += _without_network(observed)
     elif isinstance(observed.network, Network) and not mendable:
         told = observed.network.for_guest
-        if observed.guest.network != told:
+        if told and observed.guest.network != told:
             found.append(
                 steps.TellNetwork(
                     "network.guest", _on_one_line(told), _on_one_line(observed.guest.network)
                 )
             )
-    wanted = box.data.size_mib
-    if observed.guest.data_bytes < wanted * MIB:
-        have = observed.guest.data_bytes // MIB
-        found.append(
-            steps.ResizeData(
-                "data.guest_size", f"{wanted} MiB", f"{have} MiB", consequence=True, size_mib=wanted
-            )
-        )
     return found
 
 
@@ -246,16 +271,19 @@ def _lacking(observed: Observed) -> Reading | None:
     return next((each for each in observed.faults if each.mend != "in place"), None)
 
 
+def _without_wall(fault: Reading, vmm: Vmm, desired: Desired) -> Step:
+    """It is not asked to finish its work first; one whose directory was replaced lacks no wall."""
+    name = f"{fault.layer}.{fault.item}"
+    unasked = vmm.key == desired.key  # else its Boxfile may have asked for another wall
+    moved = name.startswith("mounts[") and fault.item in ("host", "owner")
+    graceful = moved and not vmm.frozen
+    return steps.StopVmm(name, fault.want, fault.got, unasked=unasked, graceful=graceful)
+
+
 def _replacement(vmm: Vmm, desired: Desired, observed: Observed) -> Step | None:
     """The stop that begins a replacement, or None when this VMM may go on."""
     if (fault := _lacking(observed)) is not None:
-        # A VMM that lacks a wall is not asked to finish its work first; one whose directory
-        # was replaced lacks none.
-        name = f"{fault.layer}.{fault.item}"
-        unasked = vmm.key == desired.key  # else its Boxfile may have asked for another wall
-        moved = name.startswith("mounts[") and fault.item in ("host", "owner")
-        graceful = moved and not vmm.frozen
-        return steps.StopVmm(name, fault.want, fault.got, unasked=unasked, graceful=graceful)
+        return _without_wall(fault, vmm, desired)
     if vmm.key != desired.key or vmm.outdated:
         wanted, seen = desired.key[:12], vmm.key[:12]
         return steps.StopVmm("vmm.settings", wanted, seen, graceful=not vmm.frozen)

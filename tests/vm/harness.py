@@ -213,6 +213,11 @@ class Home:
             if (path := top / "box" / self.instance / name).is_dir()
         ] + [p for p in [Path("/sys/fs/cgroup/box") / self.instance / name] if p.is_dir()]
 
+    def without_pids_limit(self, name: str) -> None:
+        """Change a limit by hand, which the controller puts back on the running VMM."""
+        (found,) = (each for each in self.cgroups(name) if (each / "pids.max").exists())
+        (found / "pids.max").write_text("max")
+
     def spaces(self) -> list[str]:
         """Network namespaces of this home, by name."""
         folder = Path("/run/netns")

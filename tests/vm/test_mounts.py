@@ -265,6 +265,41 @@ def _is(ask: Callable[[], object], wanted: object) -> bool:
     return ask() == wanted
 
 
+def test_changed_boxfile_with_a_refused_mount_leaves_the_vm_as_it_was(oak: Shares) -> None:
+    first, later = owned(oak.rw.parent / "first", 0o755), oak.rw.parent / "later"
+    away = first.with_name("first-away")
+    (first / "which").write_text("first\n")
+    kept, changed = boxfile((first, "/src", "ro")), boxfile((later, "/src", "ro"))
+    oak.home.put("nut", kept)
+    oak.home.ready("nut")
+    pid, refused = oak.home.pid("nut"), ("False", "MountRefused")
+    oak.home.put("nut", changed.replace("ram_mib: 192", "ram_mib: 208"))
+    until(lambda: oak.home.condition("nut", "Ready") == refused, 40, "MountRefused")
+    assert f"{later}: it does not exist" in oak.home.box("describe", "nut").stdout.decode()
+    # It is looked after as what it was started for, also by another controller.
+    oak.home.stop(signal.SIGKILL)
+    oak.home.without_pids_limit("nut")
+    oak.home.start()
+    until(lambda: oak.sh("cat /src/which", "nut").stdout == b"first\n", 60, "it is taken up")
+    oak.home.mended("nut", "cgroup.pids")
+    assert oak.home.condition("nut", "Ready") == refused and oak.home.pid("nut") == pid
+    assert oak.home.condition("nut", "Confined")[0] == "True"
+    oak.home.put("nut", kept)
+    oak.home.ready("nut", 30)
+    assert oak.home.pid("nut") == pid
+    # What it has may not be shared any more either: now it goes, whatever else is wanted.
+    oak.home.put("nut", changed)
+    until(lambda: oak.home.condition("nut", "Ready") == refused, 40, "MountRefused")
+    first.rename(away)
+    oak.home.look_again()
+    until(lambda: not oak.home.vmms("nut"), 60, "its VM is gone")
+    owned(later, 0o755)
+    oak.home.look_again()
+    oak.home.ready("nut")
+    assert oak.sh("ls /src", "nut").stdout == b""
+    oak.delete("nut")
+
+
 def test_policy_is_asked_about_where_a_path_leads(oak: Shares) -> None:
     """The link lies below the allowed directory, what it leads to does not."""
     allowed = owned(oak.rw.parent / "allowed", 0o755)

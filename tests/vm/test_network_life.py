@@ -199,6 +199,13 @@ def test_a_network_the_host_cannot_give_stops_no_running_vm(home: NetHome) -> No
     home.passes(2)
     assert home.pid("oak") == pid and home.run("oak", "cat", "/data/note").stdout == b"kept\n"
     assert home.spaces() == [] and home.host_shows() == [] and home.drift("oak") == []
+    # A controller that starts now takes it up as it is: its channel, and a limit put back.
+    home.stop(signal.SIGKILL)
+    home.without_pids_limit("oak")
+    home.start()
+    until(lambda: home.run("oak", "true", check=False).returncode == 0, 60, "it is taken up")
+    home.mended("oak", "cgroup.pids")
+    assert "ip_forward is 0" in home.message("oak", "Ready") and home.pid("oak") == pid
     home.put("oak", none)  # thought better of it
     home.ready("oak", 30)
     assert home.pid("oak") == pid

@@ -121,6 +121,28 @@ def test_a_record_whose_settings_are_not_those_of_its_key_is_not_believed() -> N
     assert kinds(WANT, replace(CONVERGED, vmm=replace(VMM, outdated=True)))[0] == "StopVmm"
 
 
+HELD = replace(WANT, held="mounts[0].host /src: it does not exist")
+
+
+def test_a_vm_is_kept_in_order_while_a_changed_boxfile_cannot_be_had() -> None:
+    held = plan(HELD, replace(CONVERGED, vmm=replace(VMM, outdated=True)))
+    assert held.steps == ()
+    assert held.blocked is not None and held.blocked.reason is Reason.MountRefused
+    vmm = replace(VMM, outdated=True, frozen=True, readings=(reading("in place"),))
+    worn = replace(CONVERGED, vmm=vmm, guest=None, strays=(99,), image=None, uid=None)
+    assert kinds(HELD, worn) == ["KillStrays", "MendReadings", "ThawVmm", "ConnectGuest"]
+
+
+def test_a_held_vm_without_a_wall_goes_and_none_is_started() -> None:
+    vmm = replace(VMM, outdated=True, readings=(reading("replace"),))
+    planned = plan(HELD, replace(CONVERGED, vmm=vmm)).steps
+    assert isinstance(planned[0], steps.StopVmm) and not planned[0].graceful
+    assert planned[0].field == "cgroup.memory"
+    assert not any(isinstance(step, steps.LaunchVmm) for step in planned)
+    absent = replace(CONVERGED, vmm=None, guest=None)
+    assert kinds(HELD, absent) == ["RemoveCgroup", "RemoveRuntime"]
+
+
 def test_a_frozen_vmm_is_thawed() -> None:
     frozen = replace(CONVERGED, vmm=replace(VMM, frozen=True), guest=None)
     assert kinds(WANT, frozen) == ["ThawVmm", "ConnectGuest"]
