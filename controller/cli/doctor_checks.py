@@ -32,7 +32,7 @@ CHECKS: tuple[Check, ...] = (
     doctor_user.user_namespaces,
     doctor_user.subordinate_ids,
     doctor_user.kvm_group,
-    doctor_host.seccomp,
+    doctor_trials.seccomp,
     doctor_host.landlock,
     doctor_host.qemu,
     doctor_host.qemu_files,

@@ -75,14 +75,6 @@ def namespaces(name: str, about: Subject) -> Result:
     return Result(name, "ok", ", ".join(wanted))
 
 
-def seccomp(name: str, about: Subject) -> Result:
-    from reconcilers.confinement.seccomp import load_profile
-
-    program = load_profile("qemu", False)
-    size = f"{len(program.syscalls)} system calls allowed for QEMU"
-    return Result(name, "ok", f"{size}, program {program.sha256[:12]}")
-
-
 def landlock(name: str, about: Subject) -> Result:
     """The one layer that a sandbox starts without; it does not start when Landlock itself fails."""
     from reconcilers.confinement import syscalls

@@ -1,11 +1,15 @@
-"""Checks of `box doctor` that try the real thing: a group with limits, a guest kernel on KVM.
+"""Checks of `box doctor` that try the real thing: a group with limits, a guest kernel on KVM, the
+filter of system calls.
 
 What they make is gone when they return. A version number or a file's presence proves neither.
 """
 
 from __future__ import annotations
 
+import os
+import resource
 import secrets
+import signal
 
 from controller.cli import kvm
 from controller.cli.doctor_result import SETUP, Result, Subject
@@ -41,6 +45,37 @@ def cgroups(name: str, about: Subject) -> Result:
         return Result(name, "fail", f"{problem.filename}: {problem.strerror}", CONTAINER)
     found = (f"{one} (v{at.version})" for one, at in sorted(tree.controllers.items()))
     return Result(name, "ok", f"{', '.join(found)}: limits hold when read back, {swap}")
+
+
+def seccomp(name: str, about: Subject) -> Result:
+    """The program for QEMU is loaded in a child, which then makes a call that it refuses."""
+    from reconcilers.confinement.seccomp import load_profile
+
+    program = load_profile("qemu", False)
+    child = os.fork()
+    if child == 0:
+        try:
+            _refused(program.blob)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGSYS:
+        fix = "a kernel with CONFIG_SECCOMP_FILTER, outside of what forbids seccomp(2)"
+        return Result(name, "fail", "a filter of system calls is not put in force", fix)
+    size = f"{len(program.syscalls)} system calls allowed for QEMU"
+    shown = f"{size}, program {program.sha256[:12]}; another one ended the child that tried it"
+    return Result(name, "ok", shown)
+
+
+def _refused(program: bytes) -> None:
+    import prctl
+
+    from reconcilers.confinement import syscalls
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    prctl.set_no_new_privs(1)
+    syscalls.seccomp_load(program)
+    os.getpgid(0)
 
 
 def hardware_virtualization(name: str, about: Subject) -> Result:
