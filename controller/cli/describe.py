@@ -144,12 +144,12 @@ def _conditions(layout: Layout, found: View) -> None:
         indent = " " * (sum(sizes[:-1]) + 2 * len(sizes))
         for more in one.message.split("\n")[1:]:  # several mistakes, each a line
             print(indent + output.safe(more.strip(), 1000))
-        if fix := fix_for(layout, found.name, one):
+        if fix := fix_for(layout, found.name, one, found.failure):
             print(f"{indent}fix: {output.safe(fix, 400)}")
 
 
 def _failure(found: View) -> None:
-    failure = found.report.failure if found.report else None
+    failure = found.failure
     if failure is None:
         return
     _title("Last failure")

@@ -12,12 +12,17 @@ from reconcilers.layout import Layout
 
 if TYPE_CHECKING:
     from specs.conditions import Condition
+    from specs.report import Failure
 
 
-def fix_for(layout: Layout, name: str, wrong: Condition) -> str:
-    """One instruction, or empty when there is nothing to do or the message says it."""
+def fix_for(layout: Layout, name: str, wrong: Condition, failure: Failure | None = None) -> str:
+    """One instruction, or empty when there is nothing to do or the message says it. Where the last
+    `failure` is what the condition speaks of, its own fix.
+    """
     if str(wrong.status) != "False":
         return ""
+    if failure is not None and failure.fix and failure.message in wrong.message:
+        return failure.fix
     match str(wrong.reason):
         case "RefusedByPolicy":
             return f"stay below the limits of {layout.policy}, or change them there"

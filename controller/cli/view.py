@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reconcilers.layout import Layout
     from specs.boxfile import Boxfile
     from specs.conditions import Condition
-    from specs.report import Report
+    from specs.report import Failure, Report
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class View:
     def status(self, kind: str) -> str:
         found = self.condition(kind)
         return str(found.status) if found else "Unknown"
+
+    @property
+    def failure(self) -> Failure | None:
+        """The step that failed last."""
+        return self.report.failure if self.report else None
 
     def deciding(self) -> Condition | None:
         """The condition that says best how it is: one that is wrong, else Ready."""

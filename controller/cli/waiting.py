@@ -138,10 +138,10 @@ class AsDeclared:
             return "not judged yet"
         isolated = found.condition("HardwareIsolated")
         if isolated is not None and str(isolated.reason) in HOPELESS_ISOLATION:
-            raise _hopeless(layout, name, isolated)
+            raise _hopeless(layout, found, isolated)
         data = found.condition("DataReady")
         if data is not None and str(data.status) == "False":
-            raise _hopeless(layout, name, data)
+            raise _hopeless(layout, found, data)
         stopped = found.record is not None and found.record.spec is not None
         stopped = stopped and str(found.record.spec.state) == "stopped"  # type: ignore[union-attr]
         if str(ready.status) == "True" or (stopped and str(ready.reason) == "Stopped"):
@@ -157,16 +157,16 @@ class AsDeclared:
                 continue
             now = time.monotonic()
             if now - self._wrong_since.setdefault((found.name, kind), now) >= SETTLE_SECONDS:
-                raise _hopeless(layout, found.name, one)
+                raise _hopeless(layout, found, one)
             return f"{one.reason}: {output.safe_lines(one.message)}"
         return None
 
 
-def _hopeless(layout: Layout, name: str, why: Condition) -> Hopeless:
+def _hopeless(layout: Layout, found: View, why: Condition) -> Hopeless:
     lines = output.safe_lines(why.message)
     between = "\n  " if "\n" in lines else " "
     message = f"{why.reason}:{between}" + lines.replace("\n", "\n  ")
-    return Hopeless(message, where=name, fix=fix_for(layout, name, why))
+    return Hopeless(message, where=found.name, fix=fix_for(layout, found.name, why, found.failure))
 
 
 def _words(one: Condition, between: str) -> str:

@@ -275,6 +275,17 @@ def test_describe_shows_each_mistake_on_a_line_with_what_to_do(layout: Layout) -
     )
 
 
+def test_a_condition_that_speaks_of_the_last_failure_shows_its_fix(layout: Layout) -> None:
+    refused = condition("Confined", "False", "LayerFailed", "identity: no range")
+    failure = Failure(step="claim", message="no range", fix="sudo usermod --add-subuids")
+    settle(layout, conditions=(refused,), failure=failure)
+    table = text(box(layout.home, "describe", "fern")).partition("Last failure")[0]
+    assert "fix: sudo usermod --add-subuids" in table
+    settle(layout, conditions=(refused,), failure=failure.model_copy(update={"message": "other"}))
+    table = text(box(layout.home, "describe", "fern")).partition("Last failure")[0]
+    assert "usermod" not in table
+
+
 def wait(layout: Layout, *arguments: str, timeout: str = "500ms") -> tuple[int, str]:
     """As if a controller were running, which does nothing."""
     listener = bind(layout.socket)
