@@ -1,16 +1,44 @@
-"""What the caller tells the launcher: one JSON document, the same value on both sides.
+"""What the caller tells the launcher: one document, the same value on both sides.
 
-Numbers, paths and descriptor numbers only, so that the launcher needs no model library. It must not
-check policy: what is in it was decided by whoever made it.
+Numbers, paths and descriptor numbers only, so that the launcher needs no model library. Both sides
+are one interpreter, and the launcher believes its caller, so it travels as marshal(3py) writes it:
+loading `json`, or `typing` for a NamedTuple, takes a launch longer than most of its layers. It must
+not check policy: what is in it was decided by whoever made it.
 """
 
 from __future__ import annotations
 
-import json
-from typing import NamedTuple
+import marshal
 
 
-class Bind(NamedTuple):
+class Fields:
+    """A value whose fields are its class's annotations; those with a default may be left out.
+
+    Raises TypeError for a field that is missing or not known.
+    """
+
+    def __init__(self, **given: object) -> None:
+        names = type(self).__annotations__
+        defaults = type(self).__dict__
+        if wrong := given.keys() - names.keys():
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(wrong))}")
+        for name in names:
+            if name not in given and name not in defaults:
+                raise TypeError(f"{type(self).__name__} lacks the field {name}")
+            setattr(self, name, given.get(name, defaults.get(name)))
+
+    def plain(self) -> dict[str, object]:
+        """Every field by name, values within it alike."""
+        return {name: _plain(getattr(self, name)) for name in type(self).__annotations__}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Fields):
+        return value.plain()
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+class Bind(Fields):
     """A file in the jail root: from `descriptor` when that is not negative, else from `host`."""
 
     inside: str
@@ -19,7 +47,7 @@ class Bind(NamedTuple):
     executable: bool
 
 
-class Share(NamedTuple):
+class Share(Fields):
     """A host directory in the jail root, from `descriptor`.
 
     With an idmapped mount, files of `owner` are shown as those of `shown` and other files as
@@ -33,7 +61,7 @@ class Share(NamedTuple):
     shown: tuple[int, int]
 
 
-class Document(NamedTuple):
+class Document(Fields):
     """One launch. Descriptors are numbers in the launcher; `descriptors` maps inside to launcher.
 
     `status` is the pipe for the report, `go` the pipe whose bytes let launcher and VMM proceed.
@@ -75,30 +103,12 @@ class Document(NamedTuple):
         """Whether everything is done with the rights of a user namespace alone."""
         return self.user_namespace in ("first", "join")
 
-    def to_json(self) -> bytes:
-        return json.dumps(self._asdict()).encode()
+    def to_bytes(self) -> bytes:
+        return marshal.dumps(self.plain())
 
     @classmethod
-    def from_json(cls, data: bytes) -> Document:
-        plain = json.loads(data)
-        plain["argv"] = tuple(plain["argv"])
-        plain["cgroup_procs"] = tuple(plain["cgroup_procs"])
-        plain["binds"] = tuple(Bind(*each) for each in plain["binds"])
-        plain["descriptors"] = tuple((inside, outside) for inside, outside in plain["descriptors"])
-        plain["rlimits"] = tuple((name, soft, hard) for name, soft, hard in plain["rlimits"])
-        if plain["groups"] is not None:
-            plain["groups"] = tuple(plain["groups"])
-        plain["shares"] = tuple(_share(*each) for each in plain["shares"])
-        plain["capabilities"] = tuple(plain["capabilities"])
+    def from_bytes(cls, data: bytes) -> Document:
+        plain = marshal.loads(data)
+        plain["binds"] = tuple(Bind(**each) for each in plain["binds"])
+        plain["shares"] = tuple(Share(**each) for each in plain["shares"])
         return cls(**plain)
-
-
-def _share(
-    inside: str, descriptor: int, writable: bool, owner: list[int] | None, shown: list[int]
-) -> Share:
-    return Share(inside, descriptor, writable, _pair(owner) if owner else None, _pair(shown))
-
-
-def _pair(numbers: list[int]) -> tuple[int, int]:
-    user, group = numbers
-    return user, group

@@ -100,7 +100,7 @@ class Follower:
     def _start(self, document: Document, errors: int) -> subprocess.Popen[bytes]:
         paper = os.memfd_create("launch-document", os.MFD_CLOEXEC)
         self._opened.callback(os.close, paper)
-        os.write(paper, document.to_json())
+        os.write(paper, document.to_bytes())
         os.lseek(paper, 0, os.SEEK_SET)
         given = {paper, document.status, document.go}
         given.update(outside for _, outside in document.descriptors)

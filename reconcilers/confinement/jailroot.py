@@ -70,7 +70,8 @@ def clone_binds(document: Document, sources: Mapping[int, str]) -> list[tuple[Bi
     """
     trees = [(bind, _clone(bind, sources)) for bind in document.binds]
     if document.kvm and document.of_user:
-        trees.append((Bind(KVM, KVM, -1, False), _clone_kvm()))
+        node = Bind(inside=KVM, host=KVM, descriptor=-1, executable=False)
+        trees.append((node, _clone_kvm()))
     return trees
 
 

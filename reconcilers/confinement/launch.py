@@ -2,8 +2,9 @@
 
 Started by `start.py` with `python -I -S`. It applies every layer of ORDER, stops at the first that
 fails and says which. The process is never reused: what it gave up cannot be taken back. It must
-import nothing beyond the standard library, python-prctl and its siblings document, jail* and
-syscalls; after the root is entered nothing can be imported at all.
+import nothing beyond the standard library, python-prctl and its siblings document, jsontext, jail*,
+securebits and syscalls, and little of the standard library, for a launch takes as long as that;
+after the root is entered nothing can be imported at all.
 
 The report is a line of JSON per event on the status pipe, which a successful exec closes:
 {"layer": NAME} before each layer, {"map": true} when its user namespace waits for its maps (from
@@ -13,14 +14,13 @@ the launcher before, from the first process after {"pid": N}, which is the launc
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
 
 from reconcilers.confinement import jailrights, jailroot, jailshare, jailuser
 from reconcilers.confinement.document import Bind, Document, Share
+from reconcilers.confinement.jsontext import written
 
 
 class Launch:
@@ -35,7 +35,7 @@ class Launch:
         self.ready: dict[str, object] = {}
 
     def say(self, event: dict[str, object]) -> None:
-        os.write(self.status, json.dumps(event).encode() + b"\n")
+        os.write(self.status, written(event) + b"\n")
 
     def cgroup(self) -> None:
         jailroot.join_cgroups(self.document)
@@ -178,8 +178,8 @@ ORDER: tuple[tuple[str, Callable[[Launch], None]], ...] = (
 )
 
 
-def run(document: Document) -> NoReturn:
-    """Applies every layer; returns only by becoming the VMM or by ending the process."""
+def run(document: Document) -> None:
+    """Applies every layer; never returns: it becomes the VMM or ends the process."""
     launch = Launch(document)
     name = ORDER[0][0]
     try:
@@ -192,9 +192,9 @@ def run(document: Document) -> NoReturn:
     os._exit(1)
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Reads the document from the descriptor named by the last argument."""
     descriptor = int(sys.argv[-1])
     with os.fdopen(descriptor, "rb") as file:
-        document = Document.from_json(file.read())
+        document = Document.from_bytes(file.read())
     run(document)

@@ -156,8 +156,14 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
 
 
 def _binds(request: LaunchRequest, root_files: Sequence[RootFile]) -> tuple[Bind, ...]:
-    binds = [Bind(each.inside, each.host, -1, each.executable) for each in root_files]
-    binds += [Bind(inside, "", source, False) for inside, source in request.binds.items()]
+    binds = [
+        Bind(inside=each.inside, host=each.host, descriptor=-1, executable=each.executable)
+        for each in root_files
+    ]
+    binds += [
+        Bind(inside=inside, host="", descriptor=source, executable=False)
+        for inside, source in request.binds.items()
+    ]
     seen: set[str] = set()
     for bind in binds:
         if not bind.inside.startswith("/") or os.path.normpath(bind.inside) != bind.inside:
@@ -182,7 +188,15 @@ def _shares(request: LaunchRequest) -> tuple[Share, ...]:
     if shared is None or request.share_fd is None:
         return ()
     shown = (request.confinement.uid, request.confinement.gid)
-    return (Share(SHARED_PATH, request.share_fd, shared.writable, shared.owner, shown),)
+    return (
+        Share(
+            inside=SHARED_PATH,
+            descriptor=request.share_fd,
+            writable=shared.writable,
+            owner=shared.owner,
+            shown=shown,
+        ),
+    )
 
 
 def _capabilities(confinement: Confinement) -> tuple[int, ...]:

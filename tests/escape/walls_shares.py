@@ -20,11 +20,13 @@ from tests.escape.walls import IN_THE_LAUNCHER, WALLS, in_the_launcher, wall
 
 IN_THE_LAUNCHER["read-only share"] = """
 from reconcilers.confinement import document
-written = launch.Document.from_json
+written = launch.Document.from_bytes
 def writable(data):
     found = written(data)
-    return found._replace(shares=tuple(each._replace(writable=True) for each in found.shares))
-launch.Document.from_json = staticmethod(writable)
+    for each in found.shares:
+        each.writable = True
+    return found
+launch.Document.from_bytes = staticmethod(writable)
 """
 IN_THE_LAUNCHER["nodev share"] = """
 from reconcilers.confinement import jailshare
