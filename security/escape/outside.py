@@ -73,7 +73,7 @@ def seccomp(arena: Arena) -> str:
     if not arena.root:
         raise Unproved(
             f"mode 2 in all {count} threads; the programs themselves are shown to root only, so"
-            " what they refuse was not read (between.syscalls tries it)"
+            " what they refuse was not read (jail.calls tries one)"
         )
     arena.confinement["seccomp_allowed"] = shown
     return f"mode 2 in all {count} threads; the programs read back allow {shown}"
