@@ -192,10 +192,17 @@ def _own(box: Boxfile, index: int) -> Iterator[Writable]:
 
 
 def expanded(host: str) -> str:
-    """A host path with `~` as the home of the user this process runs as."""
-    if host == "~" or host.startswith("~/"):
-        return pwd.getpwuid(os.geteuid()).pw_dir + host[1:]
-    return host
+    """A host path with `~` as the home of the user this process runs as. Raises OSError when that
+    one has none.
+    """
+    if host != "~" and not host.startswith("~/"):
+        return host
+    user = os.geteuid()
+    try:
+        return pwd.getpwuid(user).pw_dir + host[1:]
+    except KeyError:
+        why = f"the user database knows no home of the controller's user (UID {user})"
+        raise NotADirectoryError(errno.ENOTDIR, why, host) from None
 
 
 class _Judge:

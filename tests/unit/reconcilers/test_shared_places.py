@@ -76,6 +76,18 @@ def test_read_only_file_system_cannot_be_shared_writable(tmp_path: Path) -> None
     assert "mounted read-only: use mode: ro" in refused
 
 
+def test_user_whom_nobody_knows_has_no_home_to_share() -> None:
+    script = "from tests.unit.reconcilers.test_shared_places import why; print(why('~/project'))"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-user=54321", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == ("the user database knows no home of the controller's user (UID 54321)\n")
+
+
 def test_directory_mounted_on_its_own_entry_hides_nothing_above_it(tmp_path: Path) -> None:
     """In a mount namespace of its own."""
     (tmp_path / "secret/a/b/inner").mkdir(parents=True)
