@@ -48,8 +48,6 @@ PTRACE_DETACH = 17
 PTRACE_SEIZE = 0x4206
 PTRACE_INTERRUPT = 0x4207
 PTRACE_SECCOMP_GET_FILTER = 0x420C
-# --- inotify(7) ---
-IN_MODIFY = 0x2
 
 _PR_SET_SECUREBITS, _PR_CAPBSET_READ = 28, 23
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
@@ -269,14 +267,3 @@ def ptrace_seccomp_filter(thread: int, index: int) -> bytes:
     block = ctypes.create_string_buffer(length * _BPF_INSTRUCTION)
     ptrace(PTRACE_SECCOMP_GET_FILTER, thread, index, ctypes.addressof(block))
     return block.raw
-
-
-def inotify_watch(path: str, mask: int) -> int:
-    """A new non-blocking inotify descriptor that watches one path."""
-    descriptor = _check(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1")
-    try:
-        _check(_libc.inotify_add_watch(descriptor, os.fsencode(path), mask), "inotify", path)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor

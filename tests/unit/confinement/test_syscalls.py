@@ -75,14 +75,3 @@ def test_noreplace_never_replaces(tmp_path: Path) -> None:
     syscalls.renameat2_noreplace(here, "a", here, "c")
     assert (tmp_path / "c").read_text() == "A"
     os.close(here)
-
-
-def test_inotify_wakes_on_a_change(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    watch = syscalls.inotify_watch(str(path), syscalls.IN_MODIFY)
-    with pytest.raises(BlockingIOError):
-        os.read(watch, 100)
-    path.write_text("x")
-    assert os.read(watch, 100)
-    os.close(watch)

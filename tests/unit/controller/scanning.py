@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from controller.sources.folder import FolderScan, ScanCache, scan
-from reconcilers.confinement import syscalls
 
 
 class Scanner:
@@ -43,8 +43,10 @@ def settle(folder: Path, cache: ScanCache) -> None:
 @contextlib.contextmanager
 def record_opens(folder: Path) -> Iterator[list[str]]:
     seen: list[str] = []
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
     in_open = 0x20  # inotify(7)
-    descriptor = syscalls.inotify_watch(str(folder), in_open)
+    assert libc.inotify_add_watch(descriptor, os.fsencode(folder), in_open) >= 0
     stop_read, stop_write = os.pipe()
 
     def read() -> None:
