@@ -13,7 +13,7 @@ from tests.escape.saboteur import Product
 READERS = (
     "reconcilers.observe.read_confinement",
     "controller.operations.read_confinement",
-    "reconcilers.microvm.read_vmm",
+    "reconcilers.mending.read_vmm",
     "reconcilers.confinement.atlaunch.readings",
 )
 
