@@ -39,7 +39,7 @@ EVIDENCE_SKIP = frozenset(
 def missing_root() -> str:
     """Empty when the process can make the namespaces a jail needs, else why not."""
     if os.geteuid() != 0:
-        return "not running as root"
+        return "not running as root (sudo ./dev test runs these, too)"
     trial = subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "true"],
         capture_output=True,

@@ -74,7 +74,7 @@ def busybox_image(folder: Path, extra: Sequence[tuple[str, str, int]] = ()) -> P
 def data_disk(path: Path, mib: int) -> Path:
     with path.open("wb") as file:
         file.truncate(mib << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", path], check=True)
+    subprocess.run(["/usr/sbin/mkfs.ext4", "-q", "-F", path], check=True)
     return path
 
 
