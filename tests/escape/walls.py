@@ -65,7 +65,7 @@ IN_THE_LAUNCHER = {
 LIMIT = """
 def limit(name, value):
     real = jailrights.limit_resources
-    jailrights.limit_resources = lambda d: real(d._replace(rlimits=tuple(
+    jailrights.limit_resources = lambda d: real(changed(d, rlimits=tuple(
         (n, value, value) if n == name else (n, soft, hard) for n, soft, hard in d.rlimits)))
 """
 WITHOUT_QEMUS_OWN = ("no_new_privs", "seccomp")

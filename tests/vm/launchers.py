@@ -19,6 +19,9 @@ def instead(name, act):
 def before(name, act):
     at = [n for n, _ in launch.ORDER].index(name)
     launch.ORDER = (*launch.ORDER[:at], ("sabotage", act), *launch.ORDER[at:])
+def changed(document, **fields):
+    for name, value in fields.items(): setattr(document, name, value)
+    return document
 {}
 launch.main()
 """
@@ -44,7 +47,7 @@ ALLOW_EVERYTHING = "jailrights.load_seccomp = lambda _: syscalls.seccomp_load({}
 KEEP_A_FILE = """
 kept, take = os.open({!r}, os.O_RDONLY), jailrights.take_descriptors
 jailrights.take_descriptors = lambda document, keep: take(
-    document._replace(descriptors=(*document.descriptors, (20, kept))), keep)
+    changed(document, descriptors=(*document.descriptors, (20, kept))), keep)
 """
 # A device in a network namespace of its own. Before the pid namespace is left: the next child
 # would be PID 1 of the new one.
@@ -72,7 +75,7 @@ instead("exec", execute)
 """
 OTHER_IDENTITY = """
 change = jailrights.change_identity
-jailrights.change_identity = lambda d: change(d._replace(uid=d.uid + 7, gid=d.gid + 7))
+jailrights.change_identity = lambda d: change(changed(d, uid=d.uid + 7, gid=d.gid + 7))
 """
 A_GROUP = """
 change = jailrights.change_identity
