@@ -111,7 +111,7 @@ class _Walk:
                 self._enter(os.open("..", _FLAGS | os.O_DIRECTORY, dir_fd=self.descriptor))
                 del self.names[-1:]
                 continue
-            found = os.open(name, _FLAGS, dir_fd=self.descriptor)
+            found = self._opened(name)
             if not stat.S_ISLNK(os.fstat(found).st_mode):
                 self._enter(found)
                 self.names.append(name)
@@ -127,6 +127,15 @@ class _Walk:
                 self._enter(os.open("/", _FLAGS | os.O_DIRECTORY))
                 self.names.clear()
             pending = _parts(target) + pending
+
+    def _opened(self, name: str) -> int:
+        """A directory is asked for as one, for that mounts what autofs has there: O_PATH alone
+        would be given the empty folder underneath (autofs(5)).
+        """
+        try:
+            return os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=self.descriptor)
+        except NotADirectoryError:  # also for a link
+            return os.open(name, _FLAGS, dir_fd=self.descriptor)
 
     def _look_up(self) -> None:
         found = os.fstat(self.descriptor)
