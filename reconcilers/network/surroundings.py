@@ -99,7 +99,7 @@ def look(resolver: Address | None = None) -> Surroundings:
     disabled = spaces.read_sysctl("ipv6/conf/default/disable_ipv6")
     return Surroundings(
         mtu=_mtu(defaults or routes, links),
-        addresses=frozenset(each for each in addresses if not each.is_loopback),
+        addresses=frozenset(each for each in addresses if not never_named(each)),
         forwards4=spaces.read_sysctl("ipv4/ip_forward") == "1",
         forwards6=spaces.read_sysctl("ipv6/conf/all/forwarding") == "1",
         ipv6=disabled == "0",
@@ -107,6 +107,14 @@ def look(resolver: Address | None = None) -> Surroundings:
         resolvers=(resolver,) if resolver is not None else _resolvers(),
         ipv6_known=disabled is not None,
     )
+
+
+def never_named(found: Address | Network) -> bool:
+    """What no entry of an egress can name: the rules refuse it in any case, and such addresses come
+    and go with every container's link.
+    """
+    six = found.version == 6 and found.is_link_local
+    return six or found.is_loopback or found.is_multicast
 
 
 def _mtu(routes: Iterable[Route], links: Mapping[int, Link]) -> int:

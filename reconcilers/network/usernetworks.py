@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import replace
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 
 from reconcilers import launchrecord, procfs
 from reconcilers.confinement.wirepolicy import KEEPER
@@ -160,14 +160,8 @@ def look(resolver: object = None) -> Surroundings:
         for each in kernel.routes(_LOCAL_TABLE):
             if each.kind in (_RTN_LOCAL, _RTN_BROADCAST, _RTN_ANYCAST):
                 own.add(ip_network(each.to))
-    # What no entry can name is refused in any case, and such addresses come and go with containers.
-    named = frozenset(each for each in own if not _is_never(each))
+    named = frozenset(each for each in own if not surroundings.never_named(each))
     return replace(around, addresses=named, forwards4=True, forwards6=True)
-
-
-def _is_never(network: IPv4Network | IPv6Network) -> bool:
-    six = network.version == 6 and network.is_link_local
-    return six or network.is_loopback or network.is_multicast
 
 
 def link_device() -> str:

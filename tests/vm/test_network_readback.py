@@ -126,6 +126,20 @@ def test_a_change_by_hand_is_named_and_put_right(made: Made, change: str) -> Non
     assert made.wrong() == {}
 
 
+def test_a_link_that_comes_and_goes_on_the_host_changes_no_rule(made: Made) -> None:
+    """As a container's does, with the link-local address that every link has."""
+    made.ip(H, "link add comes0 type veth peer name comes1")
+    try:
+        for name in ("comes0", "comes1"):
+            made.ip(H, f"link set {name} up")
+        shown = partial(made.lab.run, made.lab.host, "ip", "-6", "addr", "show", "dev", "comes0")
+        until(lambda: "fe80:" in shown(), 10, "its address")
+        assert made.wrong() == {}
+    finally:
+        made.ip(H, "link delete comes0")
+    assert made.wrong() == {}
+
+
 def test_the_tap_and_the_place_of_whoever_holds_it_are_read(made: Made) -> None:
     holder = subprocess.Popen([*made.lab.enter(V), "sleep", "60"])
     try:
