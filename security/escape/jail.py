@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from . import calls, proc, standin
+from . import attack, calls, outside, places, proc, standin
 from .arena import Arena
 from .between import target_of
 from .report import Failed, Unproved, check
@@ -115,13 +115,18 @@ def _some_calls(arena: Arena, probe: StandIn) -> str:
     with probe.calls() as caller:
         if caller.make((39,), where="self").word != DONE:
             raise Failed("not even getpid can be made in the VMM's place")
+        for word in ("clone3", "io_uring_setup"):  # answered, because programs do without them
+            number, arguments = calls.HARMFUL[word]
+            if _first(caller, number, *arguments) != ENOSYS:
+                raise Failed(f"{word} is not refused to process {probe.pid}")
         found = caller.make((165,), where="self")
     if found.ended != "lost":
         raise Failed(f"mount is not refused to process {probe.pid}: {found.word}")
     arena.forget(f"stand-in {NAME}")
     raise Unproved(
-        f"getpid was answered and mount ended process {probe.pid}; the other harmful calls were not"
-        " tried: only root may suspend its filter, so each would cost a machine"
+        f"getpid was answered, clone3 and io_uring_setup were not, and mount ended process"
+        f" {probe.pid}; the other {len(calls.HARMFUL) - 3} harmful calls were not tried: only root"
+        " may suspend its filter, so each would cost a program"
     )
 
 
@@ -130,7 +135,7 @@ def identity(arena: Arena) -> str:
     """Read by calls of its own, made with its filter suspended: what it would have without it."""
     probe = _probe(arena)
     if not arena.root:
-        raise Unproved(_what_it_may_ask(probe))
+        return _identity_in_parts(arena, probe)
     with probe.calls() as caller:
         users = _numbers(caller, 118) + _numbers(caller, 120)
         groups = caller.make((115, 0, 0), where="self").values[0][0]
@@ -166,18 +171,36 @@ def identity(arena: Arena) -> str:
     )
 
 
-def _what_it_may_ask(probe: StandIn) -> str:
-    """Without root its filter stays in force, which lets it ask little of this."""
+def _identity_in_parts(arena: Arena, probe: StandIn) -> str:
+    """Without root its filter stays in force, which lets it ask little of this: what it may not
+    ask is read of it, or asked by a child of ours in its namespaces, as its user."""
     with probe.calls() as caller:
         users = [_first(caller, number) for number in (102, 107, 104, 108)]  # getuid and so on
         bounding = [n for n in range(64) if _first(caller, 157, 23, n) == 1]
         number, parent = _first(caller, 39), _first(caller, 110)
     if 0 in users or bounding or (number, parent) != (1, 0):
         raise Failed(f"users {users}, bounding set {bounding}, process {number} of {parent}")
+    facts = proc.status(probe.pid)
+    groups = set(facts["Groups"].split()) - {facts["Gid"].split()[0]} - outside.kvm_group(arena)
+    held = {each: facts[each] for each in proc.CAPABILITY_SETS if int(facts[each], 16)}
+    if groups or held:
+        raise Failed(f"process {probe.pid} in the VMM's place has groups {groups}, rights {held}")
+    (others, devices, node) = places.start("namespaces", probe.pid, _look_around).results()
+    if others != [1]:
+        raise Failed(f"its user in its namespaces reaches the processes {others}, not itself alone")
+    if devices != ["lo"] or node == os.uname().nodename:
+        raise Failed(f"there are the network devices {devices}, and the host is called {node}")
     return (
-        f"user {users[0]} of its namespace, an empty bounding set, process 1 of none; its other"
-        " sets, processes and devices it may not ask for, and only root may suspend its filter"
+        f"user {users[0]} of its namespace, no group, all capability sets empty, process 1 of none;"
+        f" a child of ours there reaches it and nobody else, and sees lo only, on {node}"
     )
+
+
+def _look_around(say: places.Say) -> None:
+    """A task for places.start: says processes, network devices and the name of the host."""
+    say(attack.reachable(400))
+    say([name for _, name in socket.if_nameindex()])
+    say(os.uname().nodename)
 
 
 def _first(caller: Caller, *call: Word) -> int:
@@ -278,38 +301,53 @@ def neighbour(arena: Arena) -> str:
     """Through the whole jail, so a single wall that is gone need not show; between.* takes the
     walls apart."""
     probe = _probe(arena)
+    where = "child" if arena.root else "self"
     with target_of(arena, "b") as other, contextlib.ExitStack() as held:
         host = held.enter_context(standin.unconfined(arena))
-        caller = held.enter_context(probe.calls())
-        held_back: list[str] = []
-        counts: dict[str, int] = {}
-        words: set[str] = set()
-        for kind, name, sequence, harmless in _attempts(other):
-            if not arena.root and not harmless:
-                held_back.append(name)
-                continue
-            control = host.make(*sequence).word
-            how = caller.make(*sequence, where="child" if arena.root else "self").word
-            if how == DONE:
-                raise Failed(f"{name} of b succeeds for process {probe.pid} in the VMM's place")
-            counts[kind] = counts.get(kind, 0) + (control == DONE)
-            words.add(how)
-    blind = [kind for kind, count in counts.items() if not count]
-    if blind and arena.root:
+        every = list(_attempts(other))
+        controls = {name: host.make(*sequence).word for _, name, sequence, _ in every}
+        words: dict[str, str] = {}
+        costly = {name: made for _, name, made, harmless in every if not (arena.root or harmless)}
+        with probe.calls() as caller:
+            for _, name, sequence, _ in every:
+                if name not in costly:
+                    words[name] = caller.make(*sequence, where=where).word
+        words.update({name: end.word for name, end in _spent(arena, costly).items()})
+    for name, word in words.items():
+        if word == DONE:
+            raise Failed(f"{name} of b succeeds for process {probe.pid} in the VMM's place")
+    counts: dict[str, int] = {}
+    for kind, name, _, _ in every:
+        counts[kind] = counts.get(kind, 0) + (controls[name] == DONE)
+    if blind := [kind for kind, count in counts.items() if not count]:
         raise Failed(f"nothing of its {blind[0]} works even from the host: nothing was proved")
-    held_back += [f"anything on its {kind}" for kind in blind]
     done = ", ".join(f"{count} on its {kind}" for kind, count in counts.items())
-    said = f"attempts that work from the host: {done}; all answer {', '.join(sorted(words))}"
-    if held_back:
-        raise Unproved(f"{said}; not tried without root: {', '.join(held_back)}")
-    return said
+    ended = f"; {len(costly)} of them end whoever makes them" if costly else ""
+    return (
+        f"attempts that work from the host: {done}; all answer"
+        f" {', '.join(sorted(set(words.values())))}{ended}"
+    )
 
 
-def _attempts(other: object) -> Iterator[tuple[str, str, tuple[tuple[Word, ...], ...], bool]]:
+def _spent(
+    arena: Arena, attempts: dict[str, tuple[tuple[Word, ...], ...]]
+) -> dict[str, standin.Outcome]:
+    """Attempts that end a whole program each; those which begin with the same call need one in
+    common, unless that call got through."""
+    first = {sequence[0]: name for name, sequence in reversed(attempts.items())}
+    alone = list(first.values())
+    found = dict(zip(alone, standin.spent(arena, [attempts[n] for n in alone]), strict=True))
+    for name, sequence in attempts.items():
+        found.setdefault(name, found[first[sequence[0]]])
+    more = [name for name, end in found.items() if end.values and name not in alone]
+    found.update(zip(more, standin.spent(arena, [attempts[n] for n in more]), strict=True))
+    return found
+
+
+def _attempts(
+    other: attack.Target,
+) -> Iterator[tuple[str, str, tuple[tuple[Word, ...], ...], bool]]:
     """(kind, attempt, calls, whether a VMM's filter lets it make these calls at all)."""
-    from .attack import Target
-
-    assert isinstance(other, Target)
     pid = other.pid
     for flags, word in ((os.O_RDONLY, "reading"), (os.O_RDWR, "writing")):
         yield "disk", f"{word} the disk", (_at(other.disk, flags),), True

@@ -105,7 +105,7 @@ def uid(arena: Arena) -> str:
                 raise Failed(f"thread {tid} of {name} has mixed ids: {users} {own}")
             if "0" in (users[0], own[0]):
                 raise Failed(f"thread {tid} of {name} is host user {users[0]}, group {own[0]}")
-            extra = set(status["Groups"].split()) - {own[0]} - _kvm_group(arena)
+            extra = set(status["Groups"].split()) - {own[0]} - kvm_group(arena)
             if extra:
                 raise Failed(f"thread {tid} of {name} is in the groups {' '.join(sorted(extra))}")
             seen.setdefault(name.partition(" ")[0], set()).add(users[0])
@@ -130,7 +130,7 @@ def uid(arena: Arena) -> str:
     return f"{words}: " + ", ".join(f"{name} is {user}" for name, user in users_of.items())
 
 
-def _kvm_group(arena: Arena) -> set[str]:
+def kvm_group(arena: Arena) -> set[str]:
     try:
         return (
             {str(os.stat("/dev/kvm").st_gid)} if arena.accel != "tcg" and not arena.root else set()

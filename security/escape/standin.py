@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,13 @@ class StandIn:
     def monitor(self) -> Path:
         return self.arena.home.runtime / self.name / "qmp.sock"
 
+    def alive(self) -> bool:
+        try:
+            same = os.path.samefile(f"/proc/{self.pid}/exe", program(self.arena))
+        except OSError:
+            return False  # not even of one that has ended and whom nobody asked for its status
+        return same
+
     def relay(self, seconds: float = 20) -> socket.socket:
         """The next connection of the controller to the agent, as if we were the guest."""
         return _ordered(self.arena, self.monitor, "relay", seconds)
@@ -220,6 +227,39 @@ def started(arena: Arena, name: str, **fields: object) -> StandIn:
 def _start(arena: Arena, name: str, fields: dict[str, object]) -> StandIn:
     arena.home.declare({name: arena.boxfile(**fields)})
     return launched(arena, name)
+
+
+def spent(arena: Arena, attempts: Sequence[tuple[tuple[Word, ...], ...]]) -> list[Outcome]:
+    """What comes of each attempt when it is made by a program of its own, in a jail of its own.
+
+    So without root refused calls can be tried: each ends the whole program, which then is started
+    anew. None of these sandboxes remains.
+    """
+    if not attempts:
+        return []
+    installed(arena)
+    names = [f"spent{number}" for number in range(len(attempts))]
+    arena.home.declare({name: arena.boxfile() for name in names})
+    found = []
+    for name, attempt in zip(names, attempts, strict=True):
+        made = launched(arena, name, seconds=60)
+        with made.calls() as caller:
+            if caller.make((39,), where="self").word != DONE:
+                raise BoxError(f"the program in the VMM's place of {name} makes no call at all")
+            found.append(caller.make(*attempt, where="self"))
+        if found[-1].ended == "lost":
+            _ended(made)
+    arena.home.remove(*names)
+    return found
+
+
+def _ended(made: StandIn) -> None:
+    """Waits until it is gone: who only hangs up was not refused anything."""
+    deadline = time.monotonic() + 10 * made.arena.home.scale
+    while made.alive():
+        if time.monotonic() > deadline:
+            raise BoxError(f"process {made.pid} in the VMM's place hung up and lives")
+        time.sleep(0.05)
 
 
 def launched(arena: Arena, name: str, former: int = 0, seconds: float = 30) -> StandIn:

@@ -249,12 +249,24 @@ RUNS = {
         ("outside.capabilities",),
         ordinary=True,
     ),
+    "in a user's VMM's place": Run(
+        ("seccomp program", "net namespace", "landlock", "no canary in the root"),
+        (
+            ("jail.launch", "it shares its net namespace with the host"),
+            ("jail.calls", "clone3 is not refused"),
+            ("jail.identity", "there are the network devices"),
+            ("jail.files", "in the VMM's place sees .*/canary"),
+            ("jail.neighbour", "of b succeeds for process"),
+        ),
+        ("outside.capabilities",),
+        ordinary=True,
+    ),
 }  # fmt: skip
 
 # Runs of minutes: much of what they wait for is somebody's patience.
 LONG = frozenset(
     {"a lying guest", "a greedy guest", "shared too much", "a user's open network",
-     "a user's open share"}
+     "a user's open share", "in a user's VMM's place"}
 )  # fmt: skip
 
 
