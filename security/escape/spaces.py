@@ -2,7 +2,7 @@
 
 Root makes them as they are. An ordinary user may not, but in a user namespace of their own: there
 the user is root over networks that lead nowhere, and nobody on the host. Every identity in it is
-what it is on the host, but for the first subordinate one, which is 0. So a `box` that is started
+what it is on the host, but for one subordinate one, which is 0. So a `box` that is started
 in there is started by the same user, with the same subordinate identities.
 """
 
@@ -111,22 +111,35 @@ class Ground:
 
 
 def _map(kind: str, own: int) -> list[int]:
-    """Rows of uid_map or gid_map, one after the other (user_namespaces(7))."""
-    path = Path(f"/etc/sub{kind}")
-    names = {pwd.getpwuid(os.getuid()).pw_name, str(os.getuid())}
-    rows = [0, 0, 0, own, own, 1]
-    for line in path.read_text().splitlines():
-        name, _, numbers = line.partition(":")
-        if name in names:
-            first, count = (int(number) for number in numbers.split(":"))
-            if not rows[2]:
-                rows[1:3] = first, 1
-                first, count = first + 1, count - 1
-            if count:
-                rows += [first, first, count]
-    if not rows[2]:
-        raise OSError(f"{path} has no line for {min(names)}")
-    return rows
+    path = f"/etc/sub{kind}"
+    name = pwd.getpwuid(os.getuid()).pw_name
+    with open(path, encoding="utf-8", errors="replace") as file:
+        if found := rows(name, file.read(), own):
+            return found
+    raise OSError(f"{path} has no line for {name}")
+
+
+def rows(name: str, text: str, own: int) -> list[int]:
+    """Rows of uid_map or gid_map (user_namespaces(7)), one after the other, from the lines of
+    subuid(5) for this name or our number; empty without one. Raises OSError."""
+    ranges = []
+    for line in text.splitlines():
+        whose, _, numbers = line.partition(":")
+        if whose in (name, str(os.getuid())):
+            try:
+                first, count = (int(number) for number in numbers.split(":"))
+            except ValueError:
+                raise OSError(f"{line[:60]!r} is no line of subuid(5)") from None
+            ranges.append((first, count))
+    if not ranges:
+        return []
+    # a range of one may be there for what that identity is, as the group of /dev/kvm
+    root, most = max(ranges, key=lambda each: each[1])
+    rest = [(root + 1, most - 1), *(each for each in ranges if each != (root, most))]
+    found = [0, root, 1, own, own, 1]
+    for first, count in rest:
+        found += [first, first, count] if count else []
+    return found
 
 
 def _unshare_users() -> Spaces:

@@ -132,3 +132,15 @@ def test_an_interruption_is_not_remembered(arena: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         arena.once("key", interrupted)
     assert arena.once("key", lambda: "made") == "made"
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("ann:100:1\nann:5000:10\nbob:1:9\n", [0, 5000, 1, 7, 7, 1, 5001, 5001, 9, 100, 100, 1]),
+        ("ann:100:1\n", [0, 100, 1, 7, 7, 1]),
+    ],
+    ids=["the group of a device stays what it is", "one alone"],
+)
+def test_every_identity_but_one_is_itself(text: str, rows: list[int], escape: Any) -> None:
+    assert escape("spaces").rows("ann", text, 7) == rows
