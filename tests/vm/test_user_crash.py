@@ -143,6 +143,7 @@ def shared_by(someone: Person) -> Path:
 
 def converged(home: CrashHome, said: str) -> None:
     """Every Boxfile has its VMM and helpers, in use, and nobody else runs or is remembered."""
+    home.end_deletion()
     names = home.wanted()
     for name in names:
         home.ready(name)
@@ -267,7 +268,6 @@ def test_whoever_is_killed_at_any_moment_a_restart_converges_and_nothing_is_left
         time.sleep(chance.uniform(0.0, 1.0))
         home.stop(signal.SIGKILL)
         home.start()
-        home.end_deletion()
         converged(home, said)
     for name in home.wanted():
         home.box("delete", name)
