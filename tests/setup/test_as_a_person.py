@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.setup.freshroot import FreshRoot, fresh_root
+from tests.setup.sharing import share
 from tests.setup.test_from_nothing import SETUP_SECONDS, copy_clone
 
 pytestmark = [
@@ -87,6 +88,13 @@ def test_the_demo_tells_the_whole_story(debian: PersonsRoot) -> None:
     assert done.returncode == 0, done.stdout
     assert "user 196607, supplementary groups: none" in done.stdout
     assert "That was the whole story" in done.stdout
+
+
+def test_directories_are_shared_with_what_set_up_installed(debian: PersonsRoot) -> None:
+    line = share(f"{HOME}/box/.venv/bin/box", "strict standard", without_rw="strict")
+    done = debian.run(line, timeout=240)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith(f"shown\nby standard\nit is of {UID}\n"), done.stdout
 
 
 def test_tests_run_as_the_person_also_after_they_ran_with_sudo(debian: PersonsRoot) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.lint.tree import ROOT, project_files
 from tests.setup.freshroot import FreshRoot, fresh_root
+from tests.setup.sharing import share
 
 pytestmark = [pytest.mark.setup, pytest.mark.needs_root, pytest.mark.timeout(900)]
 
@@ -74,3 +75,10 @@ def test_the_demo_runs_on_what_set_up_installed(debian: FreshRoot) -> None:
     done = debian.run(f"{INSIDE}/dev demo", timeout=180)
     assert done.returncode == 0, done.stdout
     assert "That was the whole story" in done.stdout
+
+
+def test_directories_are_shared_with_what_set_up_installed(debian: FreshRoot) -> None:
+    """Debian 12 has the virtiofsd written in C, Debian 13 the one written in Rust."""
+    done = debian.run(share(f"{INSIDE}/.venv/bin/box", "strict"), timeout=180)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("shown\nby strict\nit is of 0\n"), done.stdout
