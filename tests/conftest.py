@@ -130,8 +130,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FileTimes())
 
 
+def is_put_off(item: pytest.Item) -> bool:
+    """Whether only ./dev test --all runs it."""
+    return item.get_closest_marker("long") is not None and os.environ.get("BOX_TEST_ALL") != "1"
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("long") and os.environ.get("BOX_TEST_ALL") != "1":
+    if is_put_off(item):
         pytest.skip("long: runs with ./dev test --all")
     for name, probe in PROBES.items():
         if item.get_closest_marker(f"needs_{name}") is None:

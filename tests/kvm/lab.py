@@ -180,7 +180,7 @@ def run(job: Job, *, seconds: float = LAB_SECONDS) -> Outcome:
             subprocess.run(argv, check=False)
             outcome = Outcome()
         else:
-            outcome = Outcome(console=_follow(argv, seconds))
+            outcome = Outcome(console=follow(argv, seconds))
         outcome.seconds = time.monotonic() - started
         for line in results.read_text(errors="replace").splitlines():
             _understand(line, outcome)
@@ -223,12 +223,18 @@ def of_the_suite(report: dict[str, Any]) -> Iterator[dict[str, object]]:
     }
 
 
-def _follow(argv: list[str], seconds: float) -> str:
-    """Run QEMU, passing its console on, until it ends or the time is up; the console's text."""
+def follow(argv: list[str], seconds: float) -> str:
+    """Run QEMU, passing its console on, until it ends or the time is up; the console's text.
+
+    QEMU ends with this process, also when that is killed.
+    """
     heard = bytearray()
     deadline = time.monotonic() + seconds
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ["setpriv", "--pdeathsig", "KILL", *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as qemu:
         assert qemu.stdout is not None
         try:

@@ -7,6 +7,7 @@ know what is tested inside.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 CACHE = Path("/var/cache/box/test-roots")
@@ -76,10 +77,12 @@ def minimal_root(suite: str) -> Path:
     text, settings = sources(suite), apt_settings()
     key = hashlib.sha256("\n".join(["1", suite, text, *settings]).encode()).hexdigest()[:16]
     root = CACHE / f"{suite}-{key}"
-    if root.is_dir():
-        return root
     CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".making-") as scratch:
+    with open(CACHE / f".{suite}.lock", "w") as lock, ExitStack() as held:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the lab's image, made at the same time, begins with one
+        if root.is_dir():
+            return root
+        scratch = held.enter_context(tempfile.TemporaryDirectory(dir=CACHE, prefix=".making-"))
         source_list = Path(scratch) / "sources.list"
         source_list.write_text(text)
         made = Path(scratch) / "root"
