@@ -35,7 +35,7 @@ def obstacle_to(places: Sequence[str]) -> Obstacle | None:
 
 def setup_fix() -> str:
     """They vanish with each boot, so this is what a user reads most often."""
-    command = f"{sys.executable} -m reconcilers.confinement.handover {os.geteuid()}"
+    command = f"{sys.executable} -B -m reconcilers.confinement.handover {os.geteuid()}"
     return f"./dev setup, or sudo {command}; again after each start of the host"
 
 
