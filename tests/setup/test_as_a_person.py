@@ -53,8 +53,8 @@ def debian(
         print(done.stdout)
         assert done.returncode == 0, done.stdout[-4000:]
         assert "Set-up is complete." in done.stdout
-        shown = f"With sudo: {HOME}/box/.venv/bin/python -B -m reconcilers.confinement.handover {UID}"
-        assert shown in done.stdout
+        handover = f".venv/bin/python -B -m reconcilers.confinement.handover {UID}"
+        assert f"With sudo: {HOME}/box/{handover}" in done.stdout
         assert "identities for strict sandboxes: --add-subuids 131072-196607" in done.stdout
         try:
             yield person
