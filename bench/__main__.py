@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import execute, fleet, line, shares, walls
+from bench import execute, fleet, line, readings, shares, walls
 from bench.measure import FEWEST, Row, table
 
 Benchmark = Callable[[int], list[Row]]
@@ -31,7 +31,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "growth": fleet.growth,
     "memory": fleet.memory,
     "idle": fleet.idle,
-    "readback": walls.readback,
+    "readback": readings.readback,
     "changed": walls.changed,
     "jail": walls.overhead,
     "shared": shares.shared,

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,15 @@ BOOT_SECONDS = 90.0
 FIRST_SPARE = 100
 # One of these is in the directory of a group that has the CPU controller: cgroup v1, v2.
 CPU_FILES = ("cpu.shares", "cpu.weight")
+
+
+@dataclass(frozen=True)
+class Booted:
+    """`seconds` are from QEMU's start to its agent's first word."""
+
+    client: AgentClient
+    seconds: float
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -61,32 +70,36 @@ class Bare:
 
     async def boot(self) -> float:
         """Boot, wait for the agent's first word, kill; seconds from starting QEMU to that word."""
-        async with self.booted() as (_, taken):
-            return taken
+        async with self.booted() as vm:
+            return vm.seconds
 
     @contextlib.asynccontextmanager
     async def booted(
-        self, more: Mapping[int, int] | None = None
-    ) -> AsyncIterator[tuple[AgentClient, float]]:
-        """A VM as long as the context lives, and the seconds its agent took to its first word.
+        self, more: Mapping[int, int] | None = None, beside: Sequence[int] = ()
+    ) -> AsyncIterator[Booted]:
+        """A VM as long as the context lives.
 
-        `more` are descriptors besides those every VM has, by QEMU's number for each.
+        `more` are descriptors besides those every VM has, by QEMU's number for each. `beside` are
+        processes that serve it: as a sandbox's are, they are put into its group, and ended with it.
         """
         with TemporaryDirectory(prefix="boxbench-") as scratch, ExitStack() as stack:
             folder = Path(scratch)
             disk.create(folder / "disk", self.data_mib)
             descriptors = self._descriptors(folder, stack) | dict(more or {})
             group = stack.enter_context(self._scheduled_alike())
+            for each in beside:
+                stack.callback(_end, each)
             begun = time.monotonic()
             pid = self._spawn(descriptors)
             try:
-                (group / "cgroup.procs").write_text(str(pid))
+                for each in (pid, *beside):
+                    (group / "cgroup.procs").write_text(str(each))
                 reader, writer = await asyncio.open_unix_connection(folder / "agent")
                 client = await AgentClient.connect(
                     reader, writer, token=os.urandom(32), first=True, timeout=BOOT_SECONDS
                 )
                 try:
-                    yield client, time.monotonic() - begun
+                    yield Booted(client, time.monotonic() - begun, pid)
                 finally:
                     await client.close()
             finally:

@@ -12,33 +12,33 @@ import fcntl
 import os
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from agent.client import AgentClient
 from agent.messages import ExecRequest
-from bench import subject
+from bench import transfers
 from bench.bare import FIRST_SPARE, Bare
 from bench.line import RUNNING
-from bench.measure import Row, Target, ratios
+from bench.measure import Row
+from bench.transfers import Side
 from reconcilers import backend, virtiofsd
 from reconcilers.confinement.policy import SHARED_PATH
 from reconcilers.confinement.sharepolicy import CAPABILITIES
 from tests.vm.harness import Home, home_with_controller
 
 FILE_MIB = 256
-TIMES = 4  # in one measurement, for the guest's clock shows hundredths of a second
+TIMES = 2  # in one measurement, for the guest's clock shows hundredths of a second
+PAIRS = 11  # at least: a second is short, and whatever else runs hits one half or the other
 WHERE = "/mnt"
 # Into the host's page cache, not onto its disk, which is the same for both and slower than either.
 COMMANDS = {
     "read": f"dd if={WHERE}/read of=/dev/null bs=1M",
     "written": f"dd if=/dev/zero of={WHERE}/written bs=1M count={FILE_MIB} conv=notrunc",
 }
-# The goal is a throughput of at least 0.9; these are times
-SLOWEST = 1 / 0.9
 _TIME = re.compile(rb"real\s+(\d+)m ([0-9.]+)s")  # of busybox's `time`
-Run = Callable[[str], Awaitable[bytes]]
 
 
 def shared(repeat: int) -> list[Row]:
@@ -56,43 +56,33 @@ def shared(repeat: int) -> list[Row]:
 
 
 async def _measured(home: Home, folder: Path, repeat: int) -> list[Row]:
-    async def ours(script: str) -> bytes:
+    async def ours(script: str) -> float:
         done = await asyncio.to_thread(home.run, "shared", "sh", "-c", script)
-        return done.stderr
+        return _seconds(done.stderr)
 
-    rows = []
-    with _served(folder) as connection:
+    rows: list[Row] = []
+    count = max(repeat, PAIRS)
+    with _served(folder) as (connection, server):
         more = {backend.MOUNT_FD: connection}
-        async with Bare.like(home, "shared").booted(more) as (client, _):
-            await client.mount(backend.mount_tag(0), WHERE, readonly=False)
+        async with Bare.like(home, "shared").booted(more, [server]) as vm:
+            await vm.client.mount(backend.mount_tag(0), WHERE, readonly=False)
 
-            async def bare(script: str) -> bytes:
-                return await _run(client, script)
+            async def bare(script: str) -> float:
+                return _seconds(await _run(vm.client, script))
 
             for what, command in COMMANDS.items():
-                script = "; ".join([command] * TIMES)
-                rows += await _pairs(what, f"time sh -c '{script}'", ours, bare, repeat)
+                script = f"time sh -c '{'; '.join([command] * TIMES)}'"
+                one = Side(partial(ours, script), transfers.members(home, "shared"))
+                other = Side(partial(bare, script), (vm.pid, server))
+                size = FILE_MIB * TIMES
+                rows += await transfers.pairs("shared", what, size, one, other, count)
     return rows
 
 
-async def _pairs(what: str, command: str, ours: Run, bare: Run, repeat: int) -> list[Row]:
-    found: dict[Run, list[float]] = {ours: [], bare: []}
-    for turn in range(repeat + 1):
-        for run in (ours, bare) if turn % 2 else (bare, ours):
-            subject.wait_host_idle(1.0)
-            said = await run(command)
-            took = _TIME.search(said)
-            assert took is not None, said
-            found[run].append(int(took[1]) * 60 + float(took[2]))
-    # The first of each translated the guest's code and filled the cache.
-    mine, theirs = tuple(found[ours][1:]), tuple(found[bare][1:])
-    rates = [tuple(FILE_MIB * TIMES / seconds for seconds in times) for times in (mine, theirs)]
-    return [
-        Row("shared", f"{what} through a mount", "MiB/s", rates[0]),
-        Row("shared", f"{what}, QEMU and virtiofsd by hand", "MiB/s", rates[1]),
-        Row("shared", f"time of {what}, one over the other", "x", ratios(mine, theirs),
-            Target(SLOWEST)),
-    ]  # fmt: skip
+def _seconds(said: bytes) -> float:
+    took = _TIME.search(said)
+    assert took is not None, said
+    return int(took[1]) * 60 + float(took[2])
 
 
 async def _run(client: AgentClient, script: str) -> bytes:
@@ -111,8 +101,11 @@ async def _run(client: AgentClient, script: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _served(folder: Path) -> Iterator[int]:
-    """A virtiofsd without a jail, as root, and the connection to it at a number QEMU spares."""
+def _served(folder: Path) -> Iterator[tuple[int, int]]:
+    """The connection to a virtiofsd without a jail, at a number QEMU spares, and its PID.
+
+    It runs as root and is the caller's to end, when it has been seen to answer.
+    """
     found = virtiofsd.find()
     assert found is not None, virtiofsd.FIX
     argv = [word.replace(SHARED_PATH, str(folder)) for word in found.command(CAPABILITIES)]
@@ -123,15 +116,10 @@ def _served(folder: Path) -> Iterator[int]:
         actions = [(os.POSIX_SPAWN_DUP2, high, virtiofsd.SOCKET_FD)]
         pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
         os.close(high)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(f"{scratch}/socket")
+            high = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_SPARE)
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(f"{scratch}/socket")
-                high = fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_SPARE)
-                try:
-                    yield high
-                finally:
-                    os.close(high)
+            yield high, pid
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
-            os.waitpid(pid, 0)
+            os.close(high)

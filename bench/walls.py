@@ -1,9 +1,10 @@
-"""What the walls cost: a readback, a change noticed, the jail, the escape suite."""
+"""What the walls cost: a change noticed, the jail, the escape suite."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -14,50 +15,13 @@ from pathlib import Path
 
 from bench import subject
 from bench.line import SMALL
-from bench.measure import Row, Target
-from tests.vm.cases import CaseHome, case_home
+from bench.measure import Row, Target, ratios
 from tests.vm.harness import BOX, ROOT, Home, until
 from tests.vm.jailed import BARE, QEMU, jail
 
-READINGS = 50  # of milliseconds: many cost nothing
 CHANGED = 7  # sandboxes, all changed at once: each is looked at by its own timer
 NOTICED_SECONDS = 35.0
 SUITE_SECONDS = 240.0
-# An uplink that leads nowhere: nothing leaves the host, and the sandbox's own rules are all there.
-UPLINK = (
-    "ip link set lo up; ip link add up0 type veth peer name up1; ip link set up1 up; "
-    "ip addr add 203.0.113.1/24 dev up0; ip link set up0 up; "
-    "ip route add default via 203.0.113.254; echo 1 > /proc/sys/net/ipv4/ip_forward"
-)
-
-
-def readback(repeat: int) -> list[Row]:
-    """CPU of one readback of a running VMM, without a network and with one and its rules."""
-    count = max(repeat, READINGS)
-    with subject.new_home() as home:
-        plain = _readback(home, SMALL, count)
-    inside = ["unshare", "--net", "sh", "-ec", f'{UPLINK}; exec "$@"', "sh"]
-    with case_home(prefix=inside) as lone:
-        bridged = _readback(lone, f"{SMALL}network: bridge\n", count)
-    both = [a + b for a, b in zip(bridged["jail"], bridged["network"], strict=True)]
-    return [
-        Row("readback", "one VMM, CPU", "ms", tuple(plain["jail"]), Target(3)),
-        Row("readback", "the first time", "ms", tuple(plain["first"]), Target(3)),
-        Row("readback", "with network and rules", "ms", tuple(both), Target(18)),
-    ]
-
-
-def _readback(home: Home | CaseHome, boxfile: str, count: int) -> dict[str, list[float]]:
-    home.put("read", boxfile)
-    home.ready("read")
-    subject.wait_quiet(subject.pid_of(home))
-    argv = [sys.executable, "-m", "bench.readback", str(home.path), "read", str(count)]
-    inside = ["nsenter", f"--net=/proc/{subject.pid_of(home)}/ns/net", *argv]
-    done = subprocess.run(
-        inside, env=home.env, cwd=ROOT, check=True, stdout=subprocess.PIPE, timeout=120
-    )
-    found: dict[str, list[float]] = json.loads(done.stdout)
-    return found
 
 
 def changed(repeat: int) -> list[Row]:
@@ -92,23 +56,46 @@ def _drift(home: Home, name: str) -> float:
 
 
 def overhead(repeat: int) -> list[Row]:
-    """From the call to the VMM's own program running: in the jail, and by a plain exec."""
-    jailed: list[float] = []
-    plain: list[float] = []
+    """From the call to the VMM's own program running: in the jail, and by a plain exec.
+
+    A launch is mostly the start of an interpreter, so one that does nothing is told too: on a busy
+    host the two are slow together.
+    """
+    found: dict[str, list[float]] = {"jailed": [], "cpu": [], "plain": [], "interpreter": []}
+
+    def jailed() -> None:
+        before = _cpu()
+        with jail() as made:
+            found["jailed"].append(made.start_bare().seconds * 1000)
+            found["cpu"].append((_cpu() - before) * 1000)
+
+    def plain() -> None:
+        found["plain"].append(_plain() * 1000)
+
+    def interpreter() -> None:
+        begun = time.monotonic()
+        subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
+        found["interpreter"].append((time.monotonic() - begun) * 1000)
+
     for turn in range(max(repeat, 15)):
-        for half in (_jailed, _plain) if turn % 2 else (_plain, _jailed):
-            (jailed if half is _jailed else plain).append(half() * 1000)
-    more = tuple(a - b for a, b in zip(jailed, plain, strict=True))
+        for part in (jailed, plain, interpreter)[:: 1 if turn % 2 else -1]:
+            part()
+    launches = tuple(found["jailed"])
+    more = tuple(a - b for a, b in zip(launches, found["plain"], strict=True))
     return [
-        Row("jail", "launch to exec, in the jail", "ms", tuple(jailed)),
-        Row("jail", "exec without a jail", "ms", tuple(plain)),
+        Row("jail", "launch to exec, in the jail", "ms", launches),
+        Row("jail", "exec without a jail", "ms", tuple(found["plain"])),
         Row("jail", "what the jail adds", "ms", more, Target(60)),
+        Row("jail", "CPU of the launcher and its caller", "ms", tuple(found["cpu"])),
+        Row("jail", "an interpreter, start to end", "ms", tuple(found["interpreter"])),
+        Row("jail", "a launch over an interpreter", "x", ratios(launches, found["interpreter"])),
     ]
 
 
-def _jailed() -> float:
-    with jail() as made:
-        return made.start_bare().seconds
+def _cpu() -> float:
+    """CPU seconds of this process and of its children that have ended: launchers."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 def _plain() -> float:
