@@ -91,34 +91,11 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
             opened.callback(os.close, copy)
         errors, errors_end = os.pipe2(os.O_CLOEXEC)
         opened.callback(os.close, errors_end)
-        record = LaunchRecord(
-            key=wanted.key,
-            token=secrets.token_hex(TOKEN_BYTES),
-            accel=wanted.accel,
-            uid=wanted.confinement.uid,
-            gid=wanted.confinement.gid,
-            kernel_sha256=wanted.boot.kernel.sha256,
-            kernel_release=wanted.boot.release,
-            initramfs_sha256=wanted.boot.initramfs.sha256,
-            image_sha256=wanted.image.sha256,
-            host_boot_id=host_boot_id(),
-            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            argv=command.argv,
-            data_bytes=os.fstat(descriptors[slots.DATA_FD]).st_size,
-            settings=settings_of(wanted.box),
-        )
         beside: list[HelperRecord] = []
         try:
+            record = _unlaunched(wanted, command.argv, descriptors[slots.DATA_FD])
             launchrecord.write(record_path, record)
-            space, users = wanted.tap[1] if wanted.tap is not None else None, None
-            if wanted.wire is not None:
-                wiring = Wiring(
-                    wanted.names, wanted.box, wanted.confinement, wanted.wire, errors_end
-                )
-                made = await connect(wiring, beside, opened)
-                descriptors[slots.TAP_FD], space, users = made.tap, made.space, made.users
-            if wanted.shares:
-                await _serve(layout, wanted, errors_end, opened, beside, descriptors)
+            space, users = await _prepare(layout, wanted, errors_end, opened, beside, descriptors)
             launched = await launch(
                 LaunchRequest(
                     names=wanted.names,
@@ -156,6 +133,49 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                 remove_runtime(layout, name)
             raise
     return record, errors
+
+
+def _unlaunched(wanted: Start, argv: tuple[str, ...], disk: int) -> LaunchRecord:
+    """The record of a VMM that is about to start: everything but the process."""
+    return LaunchRecord(
+        key=wanted.key,
+        token=secrets.token_hex(TOKEN_BYTES),
+        accel=wanted.accel,
+        uid=wanted.confinement.uid,
+        gid=wanted.confinement.gid,
+        kernel_sha256=wanted.boot.kernel.sha256,
+        kernel_release=wanted.boot.release,
+        initramfs_sha256=wanted.boot.initramfs.sha256,
+        image_sha256=wanted.image.sha256,
+        host_boot_id=host_boot_id(),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+        argv=argv,
+        data_bytes=os.fstat(disk).st_size,
+        settings=settings_of(wanted.box),
+    )
+
+
+async def _prepare(
+    layout: Layout,
+    wanted: Start,
+    errors_end: int,
+    opened: ExitStack,
+    beside: list[HelperRecord],
+    descriptors: dict[int, int],
+) -> tuple[int | None, int | None]:
+    """Start the helpers of network and mounts; what they give the VMM is added to `descriptors`.
+
+    Returns the network namespace and the user namespace that the VMM is to live in, None for new
+    ones.
+    """
+    space, users = wanted.tap[1] if wanted.tap is not None else None, None
+    if wanted.wire is not None:
+        wiring = Wiring(wanted.names, wanted.box, wanted.confinement, wanted.wire, errors_end)
+        made = await connect(wiring, beside, opened)
+        descriptors[slots.TAP_FD], space, users = made.tap, made.space, made.users
+    if wanted.shares:
+        await _serve(layout, wanted, errors_end, opened, beside, descriptors)
+    return space, users
 
 
 async def _serve(
