@@ -205,6 +205,7 @@ def mend_one(
         shared = Shared(*helper.directory, helper.writable, helper.owner)
         want = share_confinement(vmm, program, shared)
     plain = tuple(replace(each, item=each.item.removeprefix(helper.label)) for each in faults)
+    procfs.require(helper.pid, helper.start_time)
     mend(helper.pid, want, names, plain)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from reconcilers import helpers, runtimefiles
+from reconcilers import helpers, procfs, runtimefiles
 from reconcilers.confinement import sharepolicy
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import mend, read_vmm
@@ -65,7 +65,14 @@ def _works(
             yield partial(helpers.mend_one, helper, want, program, names, own)
         others = tuple(each for each in others if each not in own)
     if others:
-        yield partial(mend, record.pid, want, names, others)
+        yield partial(_mend_live, record, want, names, others)
+
+
+def _mend_live(
+    record: LaunchRecord, want: Confinement, names: HostNames, faults: Sequence[Reading]
+) -> None:
+    procfs.require(record.pid, record.start_time)
+    mend(record.pid, want, names, faults)
 
 
 def mend_vmm(record: LaunchRecord, want: Confinement, names: HostNames) -> None:

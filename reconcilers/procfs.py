@@ -4,6 +4,7 @@ one.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from dataclasses import dataclass
@@ -60,6 +61,14 @@ def alive(pid: int, start_time: int) -> Stat | None:
     if stat is None or stat.dead or stat.start_time != start_time:
         return None
     return stat
+
+
+def require(pid: int, start_time: int) -> None:
+    """Raises ProcessLookupError when this very process has ended: what is about to be done to its
+    PID would be done to somebody else's process.
+    """
+    if alive(pid, start_time) is None:
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
 
 
 def send(pid: int, start_time: int, number: signal.Signals) -> bool:

@@ -41,6 +41,11 @@ def test_a_socket_that_is_gone_keeps_no_limit_from_being_put_back(tmp_path: Path
         found = read_vmm(child.pid, want, WEB, at_launch=())
         size = [each for each in found if (each.layer, each.item) == ("rlimits", "fsize")]
         assert not size[0].ok, "a plain process has no such limit"
+        another = replace(record, start_time=begun.start_time + 1)
+        before = resource.prlimit(child.pid, resource.RLIMIT_FSIZE)
+        with pytest.raises(ProcessLookupError):
+            mend_readings(WEB, box, another, want, host.networks, size)
+        assert resource.prlimit(child.pid, resource.RLIMIT_FSIZE) == before
         with pytest.raises(FileNotFoundError):
             mend_readings(WEB, box, record, want, host.networks, [*missing, *size])
         soft, _ = resource.prlimit(child.pid, resource.RLIMIT_FSIZE)
