@@ -15,6 +15,8 @@ from controller.cli.doctor_result import Result, Subject
 VIRTIOFSD = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")
 # mount_setattr(2), openat2(2), pidfd_open(2), close_range(2); cgroup.kill is of 5.14
 KERNEL_OLDEST, KERNEL_KILLS = (5, 12), (5, 14)
+# sched_setattr(2) of an ordinary thread says how long it may keep a CPU
+KERNEL_SLICES = (6, 12)
 
 
 def host_kernel(name: str, about: Subject) -> Result:
@@ -26,6 +28,8 @@ def host_kernel(name: str, about: Subject) -> Result:
         return Result(name, "fail", found, "Linux 5.12 or later is needed")
     if version < KERNEL_KILLS:
         return Result(name, "warn", found, "5.14 or later, for cgroup.kill of cgroup v2")
+    if version < KERNEL_SLICES:
+        found += " (time slices begin with 6.12: a busy guest holds the host up more than it need)"
     return Result(name, "ok", found)
 
 

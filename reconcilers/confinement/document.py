@@ -73,6 +73,7 @@ class Document(Fields):
     puts a byte into the pipe `mapped`.
     `netns` is a prepared network namespace to enter; negative: a new one that holds nothing, or
     with `host_network` the caller's own.
+    `time_slice_ns` is the one of every thread to come.
     `capabilities` are kept over execve, by number, and count in its user namespace alone. `proc`
     mounts a procfs that shows nothing but processes of the jail.
     """
@@ -97,6 +98,7 @@ class Document(Fields):
     capabilities: tuple[int, ...] = ()
     users: int = -1
     host_network: bool = False
+    time_slice_ns: int = 0
 
     @property
     def of_user(self) -> bool:

@@ -82,6 +82,17 @@ def limit_resources(document: Document) -> None:
             raise OSError(errno.EINVAL, f"the kernel keeps another limit for {name}")
 
 
+def let_others_go_first(document: Document) -> None:
+    """A long time slice, which every thread to come inherits: what wakes up beside it goes first.
+
+    A kernel without them (before Linux 6.12) is no failure: the limits of the group are another
+    layer.
+    """
+    syscalls.set_time_slice(0, document.time_slice_ns)
+    if syscalls.time_slice(0) not in (document.time_slice_ns, 0):
+        raise OSError(errno.EINVAL, "the kernel keeps another time slice")
+
+
 def lock_securebits() -> None:
     """Before the bounding set: both need CAP_SETPCAP, and the last one would take it away.
 

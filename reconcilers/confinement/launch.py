@@ -114,6 +114,9 @@ class Launch:
     def rlimits(self) -> None:
         jailrights.limit_resources(self.document)
 
+    def scheduler(self) -> None:
+        jailrights.let_others_go_first(self.document)
+
     def ambient(self) -> None:
         if self.document.capabilities:
             jailuser.keep_over_exec(self.document)
@@ -166,6 +169,7 @@ ORDER: tuple[tuple[str, Callable[[Launch], None]], ...] = (
     ("descriptors", Launch.descriptors),
     ("signals", Launch.signals),
     ("rlimits", Launch.rlimits),
+    ("scheduler", Launch.scheduler),
     ("ambient set", Launch.ambient),
     ("securebits", Launch.securebits),
     ("bounding set", Launch.bounding_set),

@@ -44,6 +44,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer("exec", "running another program than the VMM that was checked", "live", "replace"),
     Layer("rlimits", "core dumps of guest memory, huge files, too many descriptors",
           "live", "in place"),
+    Layer("scheduler", "keeping a CPU that the host's own programs wait for", "live", "in place"),
     Layer("cgroup", "taking the host's memory, processes or CPU time", "live", "in place"),
 )  # fmt: skip
 

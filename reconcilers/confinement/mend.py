@@ -6,11 +6,12 @@ replaces the VMM.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from collections.abc import Sequence
 
-from reconcilers.confinement import inside
+from reconcilers.confinement import inside, syscalls
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
 from reconcilers.process import run
@@ -34,7 +35,9 @@ def mend(
     for name, soft, hard in want.rlimits:
         if name in wrong:
             _set_limit(pid, want, name, soft, hard)
-    return tuple(each for each in broken if each.layer in ("cgroup", "rlimits"))
+    if any(each.layer == "scheduler" for each in broken):
+        _set_time_slice(pid, want)
+    return tuple(each for each in broken if each.layer in ("cgroup", "rlimits", "scheduler"))
 
 
 def _mend_group(pid: int, want: Confinement, names: HostNames, broken: Sequence[Reading]) -> None:
@@ -48,6 +51,19 @@ def _mend_group(pid: int, want: Confinement, names: HostNames, broken: Sequence[
         group.apply(want.limits)
     if "frozen" in items:
         group.freeze(False)
+
+
+def _set_time_slice(pid: int, want: Confinement) -> None:
+    """A thread that is made meanwhile has that of its maker; it is read in the next pass."""
+    for tid in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                syscalls.set_time_slice(int(tid), want.time_slice_ns)
+        except OSError as error:
+            raise HostError(
+                f"the time slice of process {pid} cannot be set: {error.strerror}",
+                fix="give the controller CAP_SYS_NICE, or delete and create the sandbox",
+            ) from error
 
 
 def _set_limit(pid: int, want: Confinement, name: str, soft: int, hard: int) -> None:

@@ -24,6 +24,9 @@ SHARE_OVERHEAD = 64 * MIB
 SHARE_PIDS = 16  # main, RCU, a thread per queue; the launcher
 CPU_PERIOD_US = 100_000
 NOFILE = 512
+# Long against what others have (0.7 ms, times the logarithm of the CPUs: at most 2.8), so that a
+# thread of the host that wakes up goes first (Linux 6.12); short for sandboxes that share a CPU
+TIME_SLICE_NS = 10_000_000
 UNLIMITED = -1  # RLIM_INFINITY
 SHARED_PATH = "/share"  # in the jail of a helper that serves a host directory
 
@@ -99,6 +102,7 @@ class Confinement:
     network judge them. `host_network`: it shares the controller's network namespace. `uid`, `gid`
     and `groups` (all its supplementary groups) are the host's numbers; with a `user_namespace` they
     must be in it.
+    `time_slice_ns` is how long each of its threads may keep a CPU that others want, nanoseconds.
     `role` is "vmm" or what kind of helper it is. `capabilities` are what it has as long as it
     serves, `until_ready` those it has besides and gives up by itself before; both count only in its
     own `user_namespace`.
@@ -120,6 +124,7 @@ class Confinement:
     until_ready: frozenset[str] = frozenset()
     shared: Shared | None = None
     umask: str = "0077"
+    time_slice_ns: int = TIME_SLICE_NS
 
 
 def limits_for(*, cpus: int, ram_mib: int, kvm: bool, shares: int = 0) -> Limits:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 
-from reconcilers.confinement import atlaunch, inside, netdevices, procfile
+from reconcilers.confinement import atlaunch, inside, netdevices, procfile, syscalls
 from reconcilers.confinement.capabilities import mask
 from reconcilers.confinement.idmaps import rows_text
 from reconcilers.confinement.policy import UNLIMITED, Confinement, Shared, UserNamespace
@@ -20,6 +20,7 @@ from specs.reading import Mend, Reading
 
 NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_SYS_NICE, _SYS_RESOURCE = 23, 24  # capabilities(7)
 _SECCOMP_FILTER_MODE = "2"  # proc(5), Seccomp
 # /proc/PID/limits names them in words
 _LIMIT_NAMES = {
@@ -52,6 +53,7 @@ def read_process(pid: int, want: Confinement, known: Known) -> Iterator[Reading]
     yield from readings_of(inside.read_held_of(pid, want, given_files(known)), proc, known)
     yield from _surroundings(proc, known)
     yield from _rlimits(proc, want)
+    yield _scheduler(threads, want)
 
 
 def threads_of(folder: str, pid: int) -> Iterator[Mapping[str, str]]:
@@ -229,15 +231,33 @@ def _rlimits(proc: str, want: Confinement) -> Iterator[Reading]:
         wanted = f"{_limit(soft)} {_limit(hard)}"
         got = found.get(_LIMIT_NAMES[name], ["not shown", "not shown"])
         mend: Mend = "in place"
-        if got[1] not in (_limit(hard), "unlimited") and not _raises_limits():
+        if got[1] not in (_limit(hard), "unlimited") and not _has(_SYS_RESOURCE):
             mend = "replace"  # getrlimit(2): a hard limit goes down only, without the capability
         yield _same("rlimits", name, wanted, " ".join(got), path, mend)
 
 
+def _scheduler(threads: Sequence[Mapping[str, str]], want: Confinement) -> Reading:
+    """Each thread has a time slice of its own, which root can change (sched_setattr(2))."""
+    wanted, found = _milliseconds(want.time_slice_ns), set()
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):
+            found.add(syscalls.time_slice(int(thread["Pid"])))
+    if found == {0} and not syscalls.time_slice(0):
+        wanted = got = "not known to this kernel"
+    else:
+        got = " | ".join(map(_milliseconds, sorted(found)))
+    mend: Mend = "in place" if want.uid == os.geteuid() or _has(_SYS_NICE) else "replace"
+    return _same("scheduler", "time slice", wanted, got, "sched_getattr(2)", mend)
+
+
+def _milliseconds(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1_000_000:g} ms" if nanoseconds else "none"
+
+
 @cache
-def _raises_limits() -> bool:
-    """Whether this process has CAP_SYS_RESOURCE (capabilities(7), bit 24)."""
-    return bool(int(procfile.fields("/proc/self/status")["CapEff"], 16) >> 24 & 1)
+def _has(capability: int) -> bool:
+    """Whether this process has it."""
+    return bool(int(procfile.fields("/proc/self/status")["CapEff"], 16) >> capability & 1)
 
 
 def _limit(value: int) -> str:

@@ -132,6 +132,7 @@ def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -
             capabilities=_capabilities(request.confinement),
             users=-1 if request.users_fd is None else request.users_fd,
             host_network=request.confinement.host_network,
+            time_slice_ns=request.confinement.time_slice_ns,
         )
         held = atlaunch.held_files(document.descriptors)
         ended = follower.follow(document, time.monotonic() + TIMEOUT, group.procs, maps)

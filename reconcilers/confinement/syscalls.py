@@ -48,6 +48,9 @@ PTRACE_DETACH = 17
 PTRACE_SEIZE = 0x4206
 PTRACE_INTERRUPT = 0x4207
 PTRACE_SECCOMP_GET_FILTER = 0x420C
+# --- sched(7), sched_setattr(2) ---
+SCHED_BATCH, SCHED_IDLE = 3, 5
+_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, ...
 
 _PR_SET_SECUREBITS, _PR_CAPBSET_READ = 28, 23
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
@@ -64,8 +67,22 @@ _NUMBERS = {
     "landlock_add_rule": 445,
     "landlock_restrict_self": 446,
 } | {
-    "x86_64": {"pivot_root": 155, "seccomp": 317, "capget": 125, "capset": 126},
-    "aarch64": {"pivot_root": 41, "seccomp": 277, "capget": 90, "capset": 91},
+    "x86_64": {
+        "pivot_root": 155,
+        "seccomp": 317,
+        "capget": 125,
+        "capset": 126,
+        "sched_setattr": 314,
+        "sched_getattr": 315,
+    },
+    "aarch64": {
+        "pivot_root": 41,
+        "seccomp": 277,
+        "capget": 90,
+        "capset": 91,
+        "sched_setattr": 274,
+        "sched_getattr": 275,
+    },
 }.get(os.uname().machine, {})
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -267,3 +284,23 @@ def ptrace_seccomp_filter(thread: int, index: int) -> bytes:
     block = ctypes.create_string_buffer(length * _BPF_INSTRUCTION)
     ptrace(PTRACE_SECCOMP_GET_FILTER, thread, index, ctypes.addressof(block))
     return block.raw
+
+
+def time_slice(thread: int) -> int:
+    """Nanoseconds for which a thread may keep a CPU that others want; 0 is this thread.
+
+    0 where the kernel has no such number for it: before Linux 6.12, or not an ordinary policy.
+    """
+    block = ctypes.create_string_buffer(_SCHED_ATTR.size)
+    _call("sched_getattr", thread, ctypes.byref(block), _SCHED_ATTR.size, 0)
+    return int(_SCHED_ATTR.unpack(block.raw)[5])
+
+
+def set_time_slice(thread: int, nanoseconds: int) -> None:
+    """Keeps the nice value, and makes the policy an ordinary one. An older kernel ignores it."""
+    block = ctypes.create_string_buffer(_SCHED_ATTR.size)
+    _call("sched_getattr", thread, ctypes.byref(block), _SCHED_ATTR.size, 0)
+    size, policy, flags, nice, *_ = _SCHED_ATTR.unpack(block.raw)
+    policy = policy if policy in (SCHED_BATCH, SCHED_IDLE) else 0
+    attributes = _SCHED_ATTR.pack(size, policy, flags, nice, 0, nanoseconds, 0, 0)
+    _call("sched_setattr", thread, attributes, 0)

@@ -196,6 +196,12 @@ def limits(arena: Arena) -> str:
             raise Failed(f"the CPU quota of {name} is {found.cpus} for 1 virtual CPU")
         if found.swap_counted and found.swap:
             raise Failed(f"{name} may swap {_mib(found.swap)} out")
+        for tid in proc.threads(pid):
+            if proc.time_slice(tid) <= proc.time_slice(0) > 0:
+                raise Failed(
+                    f"thread {tid} of {name} has a time slice of {proc.time_slice(tid):g} ms, no"
+                    " longer than ours: what wakes up on the host may wait for it"
+                )
         core = proc.limit(pid, "Max core file size")
         if core != ("0", "0"):
             raise Failed(f"{name} may dump {core} bytes of guest memory")

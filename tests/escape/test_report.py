@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,6 @@ from tests.vm.harness import ROOT
 
 PAGE = ROOT / "docs" / "escape-suite.md"
 ABOUT = {"isolation": "strict", "backend": "qemu", "accel": "tcg", "user": "root", "kernel": "6.1"}
-
-
-@pytest.fixture(name="escape")
-def _escape(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Imports a module of the suite, which is no package of ours."""
-    monkeypatch.syspath_prepend(str(ROOT / "security"))
-    return lambda name: importlib.import_module(f"escape.{name}")
 
 
 def written(escape: Any, *results: str) -> dict[str, Any]:

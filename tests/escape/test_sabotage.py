@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from reconcilers.confinement import syscalls
 from tests.escape import impostors, walls, walls_beyond, walls_shares  # noqa: F401
 from tests.escape.runs import Run, found, suite
 from tests.vm.harness import ROOT
@@ -117,6 +118,11 @@ RUNS = {
             ("outside.root", "the root of a is the host's"),
         ),
         ("outside.seccomp", "outside.uid"),
+    ),
+    "let nobody else go first": Run(
+        ("time slice",),
+        (("outside.limits", "a has a time slice of .* no longer than ours"),),
+        ("outside.uid",),
     ),
     "another device": Run(
         ("empty network", "uts namespace", "its own process", "proof from outside"),
@@ -268,10 +274,12 @@ LONG = frozenset(
     {"a lying guest", "a greedy guest", "shared too much", "a user's open network",
      "a user's open share", "in a user's VMM's place"}
 )  # fmt: skip
+SINCE_6_12 = pytest.mark.skipif(not syscalls.time_slice(0), reason="no time slices before 6.12")
 
 
 def _case(name: str, *check: str) -> Any:
-    marks = (pytest.mark.long,) if name in LONG else ()
+    marks = [pytest.mark.long] if name in LONG else []
+    marks += [SINCE_6_12] if "time slice" in RUNS[name].walls else []
     return pytest.param(name, *check, id=" - ".join([*check, name]), marks=marks)
 
 

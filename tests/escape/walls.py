@@ -59,6 +59,7 @@ IN_THE_LAUNCHER = {
     "no folder of the host": launchers.KEEP_A_FILE.format("/"),
     "no device": launchers.KEEP_A_FILE.format("/dev/zero"),
     "landlock": launchers.NO_LANDLOCK,
+    "time slice": 'without("scheduler")',
     "core limit": 'limit("core", 1 << 20)',
     "file size limit": 'limit("fsize", -1)',
 }

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from reconcilers.confinement import following
+from reconcilers.confinement import following, syscalls
 from reconcilers.confinement.readback import read_vmm
 from specs.errors import ConfinementError
 from tests.vm.jailed import jail
 
 pytestmark = pytest.mark.needs_root
 
+SINCE_6_12 = pytest.mark.skipif(not syscalls.time_slice(0), reason="no time slices before 6.12")
 FORGETFUL = (
     "import sys; sys.path += sys.argv[1:3];"
     "from reconcilers.confinement import launch;"
@@ -28,6 +29,7 @@ FORGETFUL = (
         ("session", "session"),
         ("pivot", "root"),
         ("rlimits", "rlimits"),
+        pytest.param("scheduler", "scheduler", marks=SINCE_6_12),
         ("bounding set", "capabilities"),
         ("identity", "identity"),
     ],

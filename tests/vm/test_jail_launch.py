@@ -39,6 +39,7 @@ REFUSALS: dict[str, tuple[str, tuple[int, int, int] | None]] = {
     "descriptors": ("close_range", None),
     "signals": ("rt_sigaction", (0, 0xFFFFFFFF, 13)),  # SIGPIPE
     "rlimits": ("prlimit64", (1, 0xFFFFFFFF, 4)),  # RLIMIT_CORE
+    "scheduler": ("sched_setattr", None),
     "ambient set": ("capset", None),
     "securebits": ("prctl", (0, 0xFFFFFFFF, 28)),
     "bounding set": ("prctl", (0, 0xFFFFFFFF, 24)),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from reconcilers.confinement import syscalls
 from reconcilers.confinement.layers import LAYERS
 from reconcilers.confinement.readback import mend, read_vmm
 from reconcilers.confinement.seccomp import compile_rules, read_profile, rules_for
@@ -180,7 +181,8 @@ def test_process_that_nobody_confined_is_found_in_every_layer() -> None:
             made.group.attach(stray.pid)
             readings = read_vmm(stray.pid, made.want, made.names, at_launch=())
             found = {each.layer for each in readings if not each.ok}
-            assert found == {layer.name for layer in LAYERS} - {"cgroup"}
+            unseen = {"cgroup"} if syscalls.time_slice(0) else {"cgroup", "scheduler"}
+            assert found == {layer.name for layer in LAYERS} - unseen
         finally:
             stray.kill()
             stray.wait()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from reconcilers.confinement import syscalls
 from reconcilers.confinement.layers import LAYERS
 from tests.vm.harness import READY, TINY, Home, until
 
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
 Readings = dict[tuple[str, str], dict[str, Any]]
 FILES = ("folder", "launch.json", "qmp.sock", "con.sock", "agent.sock")
 CONTROL = ("memory", "swap", "pids", "cpu quota", "cpu period", "frozen")
+SCHEDULER = ("time slice",)
 RLIMITS = ("core", "fsize", "memlock", "msgqueue", "nice", "nofile", "rtprio")
 
 
@@ -138,6 +140,7 @@ def test_every_reading_that_can_change_live_is_changed_here(oak: Home) -> None:
     live = {key for key, each in readings(oak).items() if each["mend"] == "in place"}
     known = {("sockets", item) for item in FILES}
     known |= {("cgroup", item) for item in CONTROL} | {("rlimits", item) for item in RLIMITS}
+    known |= {("scheduler", item) for item in SCHEDULER}
     members = {(layer, item) for layer, item in live if item.startswith("member of ")}
     assert members and live - members - known == set()
     layers = {layer for layer, _ in live} - {"sockets"}
@@ -200,6 +203,23 @@ def resource_limits(home: Home, item: str) -> tuple[int, int]:
     words = readings(home)[("rlimits", item)]["got"].split()
     soft, hard = (-1 if word == "unlimited" else int(word) for word in words)
     return soft, hard
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["first thread", "last thread"])
+def test_a_time_slice_changed_by_hand_is_put_back(oak: Home, which: int) -> None:
+    (item,) = SCHEDULER
+    if "not known" in readings(oak)[("scheduler", item)]["got"]:
+        pytest.skip("time slices begin with Linux 6.12")
+    pid = oak.pid("oak")
+
+    def change() -> None:
+        threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+        syscalls.set_time_slice(threads[which], 1_000_000)
+
+    mended(oak, "scheduler", item, change)
+    assert {syscalls.time_slice(int(each)) for each in os.listdir(f"/proc/{pid}/task")} == {
+        10_000_000
+    }
 
 
 @pytest.mark.parametrize("item", FILES)

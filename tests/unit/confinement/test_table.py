@@ -50,6 +50,7 @@ def test_page_lists_every_reading_that_is_mended_in_place() -> None:
     assert listed == {
         "cgroup": (*test_layers_mended.CONTROL, "member of each hierarchy"),
         "rlimits": test_layers_mended.RLIMITS,
+        "scheduler": test_layers_mended.SCHEDULER,
         "network": (*ITEMS, RULES_ITEM, HOST_RULES_ITEM, TAP_ITEM),
         "sockets": test_layers_mended.FILES,
     }
