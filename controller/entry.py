@@ -72,12 +72,23 @@ class Entry:
     drift: list[Drift] = field(default_factory=list)
     last_change: str = ""
     report: Report | None = None
+    first_generation: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first_generation = self.record.generation
 
     @property
     def refused(self) -> bool:
         """Whether it may not start here and now, though its Boxfile is good."""
         by_host = self.choice is not None and self.choice.refused
         return self.over_ceiling or by_host or bool(self.refused_mounts)
+
+    @property
+    def changed(self) -> bool:
+        """Whether its Boxfile has another text than what converged last, or, where nothing has
+        since this controller began, than it had then.
+        """
+        return self.record.generation != max(self.converged_generation, self.first_generation)
 
     @property
     def started(self) -> Boxfile | None:

@@ -309,7 +309,8 @@ class Worker:
         if entry.removing:
             return
         if entry.converged_generation != entry.record.generation:
-            todo = tuple(step for step in todo if step.unasked)
+            changed = entry.changed
+            todo = tuple(each for each in todo if each.unasked and not (changed and each.egress))
         if entry.over_ceiling or (entry.choice is not None and entry.choice.refused):
             return  # policy.toml or the host changed its mind; that is no drift of the host
         entry.drift, new = driftbook.found(entry.drift, todo, timestamp())

@@ -30,6 +30,11 @@ class Step:
         """What this step does, in the infinitive, for people."""
         raise NotImplementedError
 
+    @property
+    def egress(self) -> bool:
+        """Whether a changed egress could be all that it is about."""
+        return False
+
     def undo(self) -> Step | None:
         """The step that takes this one back when a later step of the same pass fails, if it should
         be.
@@ -180,6 +185,10 @@ class MendReadings(Step):
 
     def describe(self) -> str:
         return "put back " + ", ".join(f"{r.layer} {r.item}" for r in self.readings)
+
+    @property
+    def egress(self) -> bool:
+        return all(reading.layer == "network" for reading in self.readings)
 
 
 @dataclass(frozen=True)

@@ -300,7 +300,7 @@ def test_nothing_passes_while_a_wall_is_missing_and_then_it_is_mended(
 
 
 def test_egress_changes_in_the_running_vm(home: UserNetHome) -> None:
-    pid = home.pid(NAME)
+    pid, known = home.pid(NAME), home.drift(NAME)
     home.apply(f"{BOXFILE}egress: none\n")
     assert home.knock(SOME, 700) == set()
     home.apply(f'{BOXFILE}egress: ["{PUBLIC4}:443", "{LAN4}:443", "[2001:db8::/32]:53"]\n')
@@ -310,6 +310,7 @@ def test_egress_changes_in_the_running_vm(home: UserNetHome) -> None:
     home.apply(BOXFILE)
     reaches(home)
     assert home.pid(NAME) == pid
+    assert home.drift(NAME) == known  # what a Boxfile asks for is none
 
 
 def test_a_killed_controller_finds_the_network_again(home: UserNetHome) -> None:

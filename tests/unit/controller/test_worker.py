@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -21,11 +22,12 @@ from reconcilers.confinement.identity import IdentityRegistry
 from reconcilers.host import Host
 from reconcilers.image import Images
 from reconcilers.layout import Layout
-from reconcilers.steps import Step
+from reconcilers.steps import MendReadings, Step
 from specs.boxfile import Boxfile, Data, OnDelete, State
 from specs.ceiling import Ceiling
 from specs.config import Config
 from specs.errors import BoxError, HostError
+from specs.reading import Reading
 
 
 @pytest.fixture
@@ -106,6 +108,28 @@ async def test_data_is_erased_only_if_the_ceiling_allows_it_at_that_moment(
     assert "web" not in inventory.entries
     assert not layout.disks("web").exists()
     assert layout.set_aside.exists() is kept
+
+
+@pytest.mark.parametrize("began", [-1, 3], ids=["nothing converged yet", "converged before"])
+def test_what_a_changed_boxfile_asks_of_a_running_vm_is_no_drift(
+    inventory: Inventory, passes: Worker, began: int
+) -> None:
+    """Its egress alone is in readings of the running VM; a limit is its own affair."""
+    entry = enter(inventory, "web")
+    entry.record = replace(entry.record, generation=3)
+    entry.first_generation, entry.converged_generation = 3, began
+
+    def mends(layer: str) -> MendReadings:
+        found = Reading(layer, "item", "1", "2", False, "/f", "live", "in place")
+        return MendReadings(f"{layer}.item", "1", "2", unasked=True, readings=(found,))
+
+    entry.record = replace(entry.record, generation=4)
+    passes._note_drift(entry, (mends("network"), mends("cgroup")))
+    assert [drift.field for drift in entry.drift] == ["cgroup.item"]
+    # the same text as when this controller began, or last converged: somebody changed the rules
+    entry.record = replace(entry.record, generation=3)
+    passes._note_drift(entry, (mends("network"),))
+    assert [drift.field for drift in entry.drift] == ["cgroup.item", "network.item"]
 
 
 async def test_a_deleted_sandbox_goes_even_if_no_report_can_be_written(

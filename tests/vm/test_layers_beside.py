@@ -1,0 +1,291 @@
+"""What no live process can be given is not missed in the others either: an ordinary user's VMM, and
+the helpers that stand beside a VMM. Each is found without one layer, and the whole VM is replaced.
+
+Another controller started it: its launchers lack that layer for processes of that one kind
+(sabotaged.py), and it ended before it could look. test_layers_replaced.py does the same for root's
+VMM, by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.vm import sabotaged
+from tests.vm.harness import READY, TINY, Home, until
+from tests.vm.jailed import BARE, SANDBOX_OPTIONS
+from tests.vm.launchers import (
+    AMBIENT,
+    NO_UTS_NAMESPACE,
+    PRELUDE,
+    PRIVILEGED_FILTER,
+)
+from tests.vm.netlab import BOXFILE, Lab
+from tests.vm.people import Person, PersonsHome, person, persons_home
+from tests.vm.shares import boxfile, owned
+from tests.vm.usernet import UserNetHome, user_home
+
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
+
+NAME = "elm"
+# In the launcher, for one kind of process: by what it is to become. A VMM is started without a
+# guest, whose files are not where some of the launchers here leave it.
+ONE_KIND = """
+real = launch.run
+def run(document):
+    if document.argv[0].endswith({ending!r}):
+        exec({code!r}, globals())
+        if {bare!r}:
+            at = document.argv.index("-name")
+            argv = (document.argv[0], *{bare!r}, *document.argv[at:at + 2])
+            document = document._replace(argv=argv)
+    real(document)
+launch.run = run
+"""
+BINARY = {
+    "vmm": "qemu-system-x86_64",
+    "virtiofsd": "virtiofsd",
+    "keeper": "sleep",
+    "pasta": "pasta",
+}
+OWN_FILTER = ("-sandbox", SANDBOX_OPTIONS)
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """`code` runs in the launcher; `field` is what drift and event must name. `filtered`: a VMM's
+    own filter is on, which sets no_new_privs by itself.
+    """
+
+    field: str
+    code: str
+    filtered: bool = True
+
+    def program(self, role: str) -> str:
+        bare: tuple[str, ...] = ()
+        if role == "vmm":
+            bare = (*BARE, *(OWN_FILTER if self.filtered else ()))
+        return PRELUDE.format(ONE_KIND.format(ending=BINARY[role], code=self.code, bare=bare))
+
+
+def namespace(kind: str) -> str:
+    return f"jailroot.NAMESPACES &= ~syscalls.CLONE_NEW{kind}"
+
+
+# An ordinary user's rights come from a user namespace, which comes with a mount namespace.
+NO_MOUNTS = """
+jailroot.leave_user_namespace = lambda: syscalls.unshare(syscalls.CLONE_NEWUSER)
+jailroot.join_user_namespace = lambda users: syscalls.setns(users, syscalls.CLONE_NEWUSER)
+jailroot.NAMESPACES &= ~syscalls.CLONE_NEWNS; without("binds", "propagation", "root", "pivot")
+"""
+MOUNTS = "mnt namespace"
+# Braces stand for the label of a helper.
+SHARED_BY_ALL = {
+    "user": Lacking("identity.{}Uid", 'without("identity")'),
+    "bounding set": Lacking("capabilities.{}CapBnd", 'without("bounding set")'),
+    "pid namespace": Lacking("namespaces.{}pid", namespace("PID")),
+    "ipc namespace": Lacking("namespaces.{}ipc", namespace("IPC")),
+    "uts namespace": Lacking("namespaces.{}uts", NO_UTS_NAMESPACE),
+    "cgroup namespace": Lacking("namespaces.{}cgroup", namespace("CGROUP")),
+    MOUNTS: Lacking("namespaces.{}mnt", NO_MOUNTS),
+    "root": Lacking("root.{}writable mounts", 'without("pivot")'),
+    "capabilities": Lacking("capabilities.{}CapInh", AMBIENT),
+    "no_new_privs": Lacking("no_new_privs.{}NoNewPrivs", PRIVILEGED_FILTER, filtered=False),
+    "seccomp": Lacking("seccomp.{}Seccomp", "jailrights.load_seccomp = nothing", filtered=False),
+    "net namespace": Lacking("namespaces.{}net", "syscalls.CLONE_NEWNET = 0"),
+}  # fmt: skip
+# Without the rest nothing starts, or it makes up for it by itself. virtiofsd and pasta have filters
+# of their own, which come with no_new_privs. virtiofsd serves nothing without the root that was
+# made for it. pasta refuses to be root and gives capabilities up; its network is the host's. The
+# keeper's is the one with the rules.
+OWN = {
+    "virtiofsd": {
+        **{k: v for k, v in SHARED_BY_ALL.items() if "namespace" in k and k != MOUNTS},
+        "bounding set": SHARED_BY_ALL["bounding set"],
+        "user": SHARED_BY_ALL["user"],
+        "seccomp": Lacking("seccomp.{}", "jailrights.load_seccomp = nothing"),
+    },
+    "keeper": {k: v for k, v in SHARED_BY_ALL.items() if k != "net namespace"},
+    "pasta": {
+        k: v for k, v in SHARED_BY_ALL.items()
+        if k in ("bounding set", "root") or ("namespace" in k and k != "net namespace")
+    },
+}  # fmt: skip
+
+
+def cases(role: str) -> pytest.MarkDecorator:
+    """One of a VMM and one of a virtiofsd always, the others with `./dev test --all`: they take a
+    start each, and all are found by the same readers.
+    """
+    found = OWN.get(role, SHARED_BY_ALL)
+    always = 1 if role in ("vmm", "virtiofsd") else 0
+    return pytest.mark.parametrize(
+        "missing",
+        [
+            pytest.param(name, marks=[pytest.mark.long] if number >= always else [])
+            for number, name in enumerate(found)
+        ],
+    )
+
+
+def replaced(home: Home, role: str, missing: str, argv: Callable[[Path], list[str]]) -> None:
+    """Start it without that layer, then a controller; it must end the VM and name the layer."""
+    label = "" if role == "vmm" else f"{role} 0: "
+    lacking = OWN.get(role, SHARED_BY_ALL)[missing]
+    field = lacking.field.format(label)
+    home.stop()
+    former = home.pid(NAME)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(former, 9)
+    program = Path(tempfile.mkdtemp(prefix="boxtest-")) / "program.py"
+    try:
+        program.parent.chmod(0o755)
+        program.write_text(lacking.program(role))
+        with open(home.path / "controller.log", "ab") as log:
+            done = subprocess.run(argv(program), env=home.env, stdout=log, stderr=log, timeout=60,
+                                  cwd="/")  # fmt: skip
+        assert done.returncode == 0, home.log()
+    finally:
+        shutil.rmtree(program.parent)
+    made = home.pid(NAME)
+    assert made != former and alive(made), home.log()
+    before = len(events(home))
+    culprit = home.helper(role) if isinstance(home, UserNetHome) else made
+    with among_its_mounts(home, culprit) if missing == MOUNTS else contextlib.nullcontext():
+        home.start()
+    until(lambda: not alive(made), 30, f"the VMM whose {role} has no {missing} ends; {home.log()}")
+    until(lambda: home.pid(NAME) not in (0, made), 30, f"another VMM; {home.log()}")
+    told = events(home)[before:]
+    assert [text for text in told if text.startswith(field)], told
+
+
+@contextlib.contextmanager
+def among_its_mounts(home: Home, pid: int) -> Iterator[None]:
+    """A user's controller has its own here, for the files that are replaced (people.py). This one
+    is put where the launch was: to be in the controller's namespace is what that VMM is blamed for.
+    """
+    assert isinstance(home, PersonsHome)
+    former, there = home.before, os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
+    home.before = [*former, "nsenter", f"--mount=/proc/{os.getpid()}/fd/{there}"]
+    try:
+        yield
+    finally:
+        home.before = former
+        os.close(there)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def events(home: Home) -> list[str]:
+    path = home.path / "observed" / NAME / "events.jsonl"
+    found = (json.loads(line) for line in path.read_text().splitlines())
+    return [event["message"] for event in found if event["kind"] == "drift"]
+
+
+def whole(home: Home) -> None:
+    """The last replacement lacks nothing, and works."""
+    until(lambda: home.run(NAME, "true", check=False).returncode == 0, READY, "it answers")
+    home.ready(NAME)
+    assert home.box("verify", NAME).returncode == 0
+    assert home.vmms(NAME) == [home.pid(NAME)]
+
+
+# -- a helper of root's
+
+
+@pytest.fixture(scope="module")
+def shares(shared_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    folder = owned(tmp_path_factory.mktemp("beside") / "ro", 0o755)
+    shared_home.put(NAME, boxfile((folder, "/src", "ro")))
+    shared_home.ready(NAME)
+    yield shared_home
+    whole(shared_home)
+
+
+@cases("virtiofsd")
+def test_virtiofsd_without_it_costs_the_vm_its_life(shares: Home, missing: str) -> None:
+    script = str(Path(sabotaged.__file__))
+    replaced(shares, "virtiofsd", missing, lambda program: [sys.executable, script, str(program)])
+
+
+# -- an ordinary user's
+
+
+@pytest.fixture(scope="module")
+def someone() -> Iterator[Person]:
+    with person() as made:
+        shutil.copy(sabotaged.__file__, made.folder / "sabotaged.py")
+        yield made
+
+
+def as_user(home: PersonsHome) -> Callable[[Path], list[str]]:
+    def argv(program: Path) -> list[str]:
+        words = home.command()
+        script = str(home.owner.folder / "sabotaged.py")
+        assert words[-2:] == ["-m", "controller.cli.main"]
+        return [*words[:-2], script, str(program)]
+
+    return argv
+
+
+@pytest.fixture(scope="module")
+def users(someone: Person) -> Iterator[PersonsHome]:
+    with persons_home(someone) as home:
+        home.start()
+        home.put(NAME, TINY)
+        home.ready(NAME)
+        yield home
+        whole(home)
+
+
+@cases("vmm")
+def test_vmm_of_a_user_without_it_is_replaced(users: PersonsHome, missing: str) -> None:
+    replaced(users, "vmm", missing, as_user(users))
+
+
+@pytest.fixture(scope="module")
+def bridged(someone: Person) -> Iterator[UserNetHome]:
+    folder = Path(tempfile.mkdtemp(prefix="boxtest-"))
+    folder.chmod(0o755)
+    lab = Lab(folder)
+    try:
+        lab.build()
+        with user_home(someone, lab) as home:
+            home.start()
+            home.put(NAME, BOXFILE)
+            home.ready(NAME)
+            yield home
+            whole(home)
+    finally:
+        lab.close()
+        shutil.rmtree(folder)
+
+
+@cases("keeper")
+def test_keeper_of_a_users_network_without_it_is_replaced(
+    bridged: UserNetHome, missing: str
+) -> None:
+    replaced(bridged, "keeper", missing, as_user(bridged))
+
+
+@cases("pasta")
+def test_pasta_of_a_users_network_without_it_is_replaced(
+    bridged: UserNetHome, missing: str
+) -> None:
+    replaced(bridged, "pasta", missing, as_user(bridged))
