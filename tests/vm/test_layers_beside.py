@@ -48,7 +48,7 @@ def run(document):
         if {bare!r}:
             at = document.argv.index("-name")
             argv = (document.argv[0], *{bare!r}, *document.argv[at:at + 2])
-            document = document._replace(argv=argv)
+            document = changed(document, argv=argv)
     real(document)
 launch.run = run
 """
