@@ -7,13 +7,15 @@ finds it has found by itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from reconcilers.confinement import syscalls
+from tests.conftest import is_put_off
 from tests.escape import impostors, walls, walls_beyond, walls_shares  # noqa: F401
-from tests.escape.runs import Run, found, suite
+from tests.escape.runs import Made, Run, suite
 from tests.vm.harness import ROOT
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(330)]
@@ -287,23 +289,34 @@ FAILING = [_case(name, check) for name, run in RUNS.items() for check, _ in run.
 HOLDING = [_case(name, check) for name, run in RUNS.items() for check in run.hold]
 
 
+@pytest.fixture(scope="module")
+def made(request: pytest.FixtureRequest) -> Iterator[Made]:
+    """The runs of the tests that were selected, begun in their order."""
+    runs = Made()
+    here = (i for i in request.session.items if i.path == request.path and not is_put_off(i))
+    for name in (i.callspec.params.get("run") for i in here if hasattr(i, "callspec")):
+        runs.begin(RUNS[name])
+    yield runs
+    runs.end()
+
+
 @pytest.mark.parametrize(("run", "check"), FAILING)
-def test_check_fails_without_its_wall(run: str, check: str) -> None:
+def test_check_fails_without_its_wall(run: str, check: str, made: Made) -> None:
     wanted = RUNS[run]
-    result, reading = found(wanted)[check]
+    result, reading = made.found(wanted)[check]
     assert result == "FAIL", reading
     assert re.search(dict(wanted.fail)[check], reading), reading
 
 
 @pytest.mark.parametrize(("run", "check"), HOLDING)
-def test_check_of_a_wall_that_stands_passes(run: str, check: str) -> None:
-    result, reading = found(RUNS[run])[check]
+def test_check_of_a_wall_that_stands_passes(run: str, check: str, made: Made) -> None:
+    result, reading = made.found(RUNS[run])[check]
     assert result == "PASS", reading
 
 
 @pytest.mark.parametrize("run", [_case(name) for name in RUNS])
-def test_nothing_else_fails(run: str) -> None:
-    failed = {check for check, (result, _) in found(RUNS[run]).items() if result == "FAIL"}
+def test_nothing_else_fails(run: str, made: Made) -> None:
+    failed = {check for check, (result, _) in made.found(RUNS[run]).items() if result == "FAIL"}
     assert failed == set(dict(RUNS[run].fail))
 
 
