@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from reconcilers.facts import Network
-from reconcilers.network import spaces
+from reconcilers.network import links, spaces
 from reconcilers.network.networks import Networks
+from reconcilers.network.wanted import MIDDLE_TABLE, Wanted, host_table
 from specs.boxfile import Boxfile
 from specs.config import Config
 from specs.names import HostNames
@@ -65,6 +66,32 @@ def made() -> Iterator[Made]:
         finally:
             spaces.inside(lab.host, partial(one.networks.remove, NAMES))
             lab.close()
+
+
+def test_the_rules_are_there_before_any_link_is(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So they bind the first packet. What is seen is the kernel's, when the links are begun."""
+    spaces.inside(made.lab.host, partial(made.networks.remove, NAMES))
+    seen: list[str] = []
+    begin = links.raise_links
+
+    def begun(wanted: Wanted) -> None:
+        for space in (V, M):
+            names = ip("-o", "link", namespace=space).splitlines()
+            seen.extend(f"{space} has {line}" for line in names if ": lo:" not in line)
+        if H in ip("-o", "link", namespace=made.lab.host):
+            seen.append("the host's end is there")
+        for space, table in ((M, MIDDLE_TABLE), (made.lab.host, wanted.host_table)):
+            rules = made.lab.run(space, "nft", "list", "table", "inet", table)
+            assert "drop" in rules, rules
+            seen.append(f"rules: {table}")
+        begin(wanted)
+
+    monkeypatch.setattr(links, "raise_links", begun)
+    made.raise_up()
+    assert seen == [f"rules: {MIDDLE_TABLE}", f"rules: {host_table(NAMES)}"]
+    assert made.wrong() == {}
 
 
 def test_what_was_made_is_read_as_wanted(made: Made) -> None:
