@@ -24,6 +24,7 @@ from specs.errors import ChannelError, KernelMismatch
 # An emulated guest needs 3 s on an idle host; a loaded one many times that.
 BOOT_TIMEOUT = 90.0
 ANSWER_TIMEOUT = 10.0
+READONLY_FIX = "with readonly: true name a guest path that the image has, or one in /tmp or /run"
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ async def mount_shares(client: AgentClient, box: Boxfile) -> None:
         try:
             await client.mount(mount_tag(index), mount.guest, readonly=mount.mode is MountMode.ro)
         except GuestError as error:
-            raise ChannelError(f"mounts[{index}].guest: {error.message}") from error
+            fix = READONLY_FIX if box.readonly else ""
+            raise ChannelError(f"mounts[{index}].guest: {error.message}", fix=fix) from error
 
 
 def require_proof(record: LaunchRecord, hello: Hello) -> None:

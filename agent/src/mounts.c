@@ -65,7 +65,7 @@ static _Noreturn void attach(int mount_ns, const struct shared *wanted) {
         int problem = errno;
         if (mount(wanted->tag, wanted->path, "virtiofs", flags, NULL) != 0) {
             if (errno == ENOENT && !made)
-                text(line, sizeof line, "%.80s is missing and cannot be made: %s", wanted->path, strerror(problem));
+                text(line, sizeof line, "%.80s: it is missing and cannot be made: %s", wanted->path, strerror(problem));
             else text(line, sizeof line, "%.80s: %s", wanted->path, strerror(errno));
         }
     }

@@ -357,7 +357,8 @@ def test_missing_mount_point_in_a_read_only_root_is_said(oak: Shares) -> None:
 
     def said() -> bool:
         shown = oak.home.box("describe", "lac").stdout.decode()
-        return "mounts[0].guest" in shown and "Read-only file system" in shown
+        words = ("mounts[0].guest", "Read-only file system", "fix: with readonly: true name a")
+        return all(each in shown for each in words)
 
     until(said, READY, "the reason is shown")
     oak.home.put("lac", boxfile((oak.ro, "/tmp/src", "ro"), more="readonly: true\n"))
