@@ -162,7 +162,6 @@ def limit(pid: int, name: str) -> tuple[str, str]:
     raise OSError(f"no limit is called {name}")
 
 
-@seen_within
 def time_slice(tid: int) -> float:
     """Milliseconds for which a thread may keep a CPU that others want (sched_getattr(2)); 0 is
     ours. Nothing where the kernel has no such number, before Linux 6.12."""
@@ -173,6 +172,7 @@ def time_slice(tid: int) -> float:
     return float(struct.unpack("=IIQiIQQQ", block.raw)[5] / 1e6)
 
 
+@seen_within
 def find_in_memory(pid: int, needles: dict[str, bytes]) -> dict[str, str]:
     """Which of the needles the process's own memory holds, and in which mapping."""
     found: dict[str, str] = {}
