@@ -185,6 +185,9 @@ def _identity_in_parts(arena: Arena, probe: StandIn) -> str:
     held = {each: facts[each] for each in proc.CAPABILITY_SETS if int(facts[each], 16)}
     if groups or held:
         raise Failed(f"process {probe.pid} in the VMM's place has groups {groups}, rights {held}")
+    for each in proc.NAMESPACES:  # else nobody but root gets into them
+        if proc.namespace(probe.pid, each) == proc.namespace("self", each):
+            raise Failed(f"it shares our {each} namespace, and sees what is in there")
     (others, devices, node) = places.start("namespaces", probe.pid, _look_around).results()
     if others != [1]:
         raise Failed(f"its user in its namespaces reaches the processes {others}, not itself alone")

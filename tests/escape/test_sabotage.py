@@ -263,7 +263,7 @@ RUNS = {
         (
             ("jail.launch", "it shares its net namespace with the host"),
             ("jail.calls", "clone3 is not refused"),
-            ("jail.identity", "there are the network devices"),
+            ("jail.identity", "it shares our net namespace"),
             ("jail.files", "in the VMM's place sees .*/canary"),
             ("jail.neighbour", "of b succeeds for process"),
         ),
