@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,7 +40,7 @@ from tests.vm.netlab import (
     ip,
 )
 from tests.vm.people import Person, person
-from tests.vm.usernet import NAME, SOME, TAPS, UserNetHome, reaches, user_home
+from tests.vm.usernet import NAME, SOME, TAPS, UserNetHome, device, reaches, user_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
 
@@ -223,25 +222,12 @@ def knocking(home: UserNetHome) -> Iterator[None]:
     home.run(NAME, "sh", "-c", "kill $(cat /tmp/knocking)")
 
 
-def in_vmm(home: UserNetHome, *command: str) -> str:
-    inside = ["nsenter", f"--net=/proc/{home.pid(NAME)}/ns/net"]
-    done = subprocess.run([*inside, *command], capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
-
-
-def device(text: str, kind: str) -> str:
-    """The link of this kind (a letter) among the lines of `ip -o link`."""
-    names = (line.split()[1].rstrip(":").partition("@")[0] for line in text.splitlines())
-    return next(name for name in names if name.startswith(f"bx{kind}"))
-
-
 def flush_rules(home: UserNetHome) -> None:
     home.middle("nft", "flush", "ruleset")
 
 
 def delete_veth(home: UserNetHome) -> None:
-    in_vmm(home, "ip", "link", "delete", device(in_vmm(home, "ip", "-o", "link"), "i"))
+    home.inner("ip", "link", "delete", device(home.inner("ip", "-o", "link"), "i"))
 
 
 def lose_routes(home: UserNetHome) -> None:
@@ -311,6 +297,29 @@ def test_egress_changes_in_the_running_vm(home: UserNetHome) -> None:
     reaches(home)
     assert home.pid(NAME) == pid
     assert home.drift(NAME) == known  # what a Boxfile asks for is none
+
+
+def test_the_mtu_of_the_way_out_is_followed(home: UserNetHome) -> None:
+    """N6: guest, links and status have it, and connections that are made then work."""
+    pid, lab = home.pid(NAME), home.lab
+
+    def followed(mtu: int) -> None:
+        for link, space in (("up0", lab.host), ("up1", lab.world)):
+            ip("link", "set", link, "mtu", str(mtu), namespace=space)
+        home.look_again()
+        shown = f"it shows {mtu}; {home.log()}"
+        until(lambda: home.report(NAME).get("network", {}).get("mtu") == str(mtu), 40, shown)
+        home.ready(NAME)
+        mtu_of_guest = partial(home.run, NAME, "cat", "/sys/class/net/eth0/mtu")
+        until(lambda: mtu_of_guest().stdout == f"{mtu}\n".encode(), 30, f"the guest has {mtu}")
+        assert f"mtu {mtu} " in home.middle("ip", "-o", "link")
+
+    try:
+        followed(1300)
+        reaches(home)
+    finally:
+        followed(1500)
+    assert home.pid(NAME) == pid
 
 
 def test_a_killed_controller_finds_the_network_again(home: UserNetHome) -> None:

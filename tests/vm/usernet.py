@@ -51,10 +51,11 @@ class UserNetHome(PersonsHome):
 
     def middle(self, *command: str) -> str:
         """Run in the namespace that holds the rules, as root."""
-        entered = ["nsenter", f"--net=/proc/{self.helper('keeper')}/ns/net"]
-        done = subprocess.run([*entered, *command], capture_output=True, text=True, timeout=20)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        return done.stdout
+        return _among(self.helper("keeper"), *command)
+
+    def inner(self, *command: str) -> str:
+        """Run in the VMM's."""
+        return _among(self.pid(NAME), *command)
 
     def apply(self, text: str) -> None:
         """Put a changed Boxfile and wait until it is what runs."""
@@ -65,6 +66,19 @@ class UserNetHome(PersonsHome):
 
 
 UserNetHomeT = TypeVar("UserNetHomeT", bound=UserNetHome)
+
+
+def _among(pid: int, *command: str) -> str:
+    entered = ["nsenter", f"--net=/proc/{pid}/ns/net", *command]
+    done = subprocess.run(entered, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def device(text: str, kind: str) -> str:
+    """The link of this kind (a letter) among the lines of `ip -o link`."""
+    names = (line.split()[1].rstrip(":").partition("@")[0] for line in text.splitlines())
+    return next(name for name in names if name.startswith(f"bx{kind}"))
 
 
 def user_home(
