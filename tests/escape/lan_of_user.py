@@ -56,6 +56,7 @@ def looked(made: Any, last: str) -> dict[str, object]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    folder.mkdir()
     before = lan.links(None)
     made = lan.Lan(Arena(["/bin/false"], folder))
     try:

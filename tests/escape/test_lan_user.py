@@ -20,14 +20,12 @@ def last(made: Somebody) -> int:
     return made.home.owner.first + COUNT - 1
 
 
-def look(made: Somebody) -> dict[str, Any]:
+def run(made: Somebody, program: str, *words: str) -> dict[str, Any]:
+    """What this program of ours prints when it is run by that user."""
     whole = made.home.command()
     as_user = whole[: whole.index(PYTHON)]
-    folder = made.place / "arena"
-    program = made.home.owner.tree / "tests/escape/lan_of_user.py"
-    script = 'mkdir "$1" && exec "$0" "$2" "$1" "$3"'
     done = subprocess.run(
-        [*as_user, "sh", "-c", script, PYTHON, str(folder), str(program), str(last(made))],
+        [*as_user, PYTHON, str(made.home.owner.tree / "tests/escape" / program), *words],
         env=made.home.env,
         cwd="/",
         capture_output=True,
@@ -37,6 +35,10 @@ def look(made: Somebody) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def look(made: Somebody) -> dict[str, Any]:
+    return run(made, "lan_of_user.py", str(made.place / "arena"), str(last(made)))
 
 
 def test_an_ordinary_user_has_a_network_to_attack_and_no_right_in_it() -> None:
@@ -59,3 +61,13 @@ def test_without_subordinate_identities_nothing_is_attacked_and_it_is_said() -> 
         found = look(made)
     assert "nothing was attacked: /etc/subuid has no line for" in found["unproved"]
     assert found["untouched"]
+
+
+def test_what_the_kernel_shows_to_a_user_namespace_alone_is_read_from_within() -> None:
+    with somebody() as made:
+        found = run(made, "within_of_user.py", str(last(made)))
+        assert found["uid"] == str(last(made))
+    assert found["plain"] == "refused"
+    assert (found["memory"], found["environment"]) == (["word"], "A=a-word-in-its-environment")
+    assert found["descriptors"] > 0 and found["mounts"] > 0 and found["address"]
+    assert found["slices"] == [True, True]
