@@ -196,12 +196,22 @@ class PersonsHome(CaseHome):
             **(replaced or {}),
         }
 
+    def _stand_in(self, number: int) -> Path:
+        return self.owner.folder / f"replaced-{self.path.name}-{number}"
+
+    def replace_files(self, texts: Mapping[str, str]) -> None:
+        """Other contents of files that are replaced, which a running controller sees at once."""
+        for number, path in enumerate(self.replaced):
+            if path in texts:
+                self.replaced[path] = texts[path]
+                self._stand_in(number).write_text(texts[path])
+
     def command(self, *arguments: str) -> list[str]:
         """The argv that runs box as the user, among the replaced files."""
         script = 'while [ "$1" != -- ]; do mount --bind "$1" "$2"; shift 2; done; shift; exec "$@"'
         pairs = []
         for number, (path, text) in enumerate(self.replaced.items()):
-            source = self.owner.folder / f"replaced-{self.path.name}-{number}"
+            source = self._stand_in(number)
             source.write_text(text)
             source.chmod(0o755)
             if not Path(path).exists():
