@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import execute, fleet, line, readings, shares, walls
+from bench import bridged, execute, fleet, line, readings, shares, walls
 from bench.measure import FEWEST, Row, table
 
 Benchmark = Callable[[int], list[Row]]
@@ -35,6 +35,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "changed": walls.changed,
     "jail": walls.overhead,
     "shared": shares.shared,
+    "bridged": bridged.bridged,
     "settled": fleet.settled,
     "suite": walls.suite,
 }
