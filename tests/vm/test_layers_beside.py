@@ -184,6 +184,37 @@ def among_its_mounts(home: Home, pid: int) -> Iterator[None]:
         os.close(there)
 
 
+def put_back(home: Home, role: str) -> None:
+    """What can change in a live helper is changed by hand, and mended without a restart."""
+    home.ready(NAME)
+    vmm, pid = home.pid(NAME), helper(home, role)
+    proc = Path(f"/proc/{pid}")
+    uid = (proc / "status").read_text().split("Uid:")[1].split()[0]
+    before = (proc / "limits").read_text()
+    soft, hard = before.split("Max open files")[1].split()[:2]
+    lower = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "prlimit"]
+    subprocess.run([*lower, f"--pid={pid}", f"--nofile={int(soft) // 2}:{hard}"], check=True)
+    seen_and_mended(home, f"rlimits.{role} 0: nofile")
+    assert (proc / "limits").read_text() == before
+    groups = [each / "cgroup.procs" for each in home.cgroups(NAME)]
+    procs = next(each for each in groups if str(pid) in each.read_text().split())
+    (procs.parents[4 if isinstance(home, PersonsHome) else 3] / "cgroup.procs").write_text(str(pid))
+    assert str(pid) not in procs.read_text().split()
+    seen_and_mended(home, f"cgroup.{role} 0: member of")
+    assert str(pid) in procs.read_text().split()
+    assert (home.pid(NAME), helper(home, role)) == (vmm, pid)
+
+
+def seen_and_mended(home: Home, field: str) -> None:
+    home.look_again()
+    home.mended(NAME, field)
+
+
+def helper(home: Home, role: str) -> int:
+    record = json.loads((home.runtime / NAME / "launch.json").read_text())
+    return int(next(each["pid"] for each in record["helpers"] if each["role"] == role))
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
@@ -222,6 +253,10 @@ def shares(shared_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_virtiofsd_without_it_costs_the_vm_its_life(shares: Home, missing: str) -> None:
     script = str(Path(sabotaged.__file__))
     replaced(shares, "virtiofsd", missing, lambda program: [sys.executable, script, str(program)])
+
+
+def test_what_changed_in_a_live_virtiofsd_is_put_back(shares: Home) -> None:
+    put_back(shares, "virtiofsd")
 
 
 # -- an ordinary user's
@@ -289,3 +324,11 @@ def test_pasta_of_a_users_network_without_it_is_replaced(
     bridged: UserNetHome, missing: str
 ) -> None:
     replaced(bridged, "pasta", missing, as_user(bridged))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["keeper", "pasta"])
+def test_what_changed_in_a_live_helper_of_a_users_network_is_put_back(
+    bridged: UserNetHome, role: str
+) -> None:
+    put_back(bridged, role)
