@@ -163,8 +163,12 @@ def _vmm(wanted: Wanted) -> None:
         _clear_links(ip, (wanted.bridge, wanted.inner, wanted.tap))
         if not number_of(wanted.bridge):
             # no spanning tree, no multicast bookkeeping: two ports and one of them is a guest
-            ip.link("add", ifname=wanted.bridge, kind="bridge", br_stp_state=0, br_mcast_snooping=0)
+            ip.link("add", ifname=wanted.bridge, kind="bridge", br_stp_state=0, br_mcast_snooping=0,
+                    br_ageing_time=0)  # fmt: skip
         bridge = number_of(wanted.bridge)
+        # 0 is a hub. One that learns keeps each source MAC for 300 s, in kernel memory that no
+        # control group counts, and a guest sends as many of them as it likes.
+        ip.link("set", index=bridge, kind="bridge", br_ageing_time=0)
         for name in (wanted.inner, wanted.tap):
             if index := number_of(name):
                 ip.link("set", index=index, master=bridge)

@@ -67,7 +67,7 @@ def _vmm(wanted: Wanted, lines: dict[str, set[str]], tap: set[str], known: dict[
         if each.name == "lo" or idle(each):
             continue
         line = state.link("vmm", each.name, each.kind or "?", each.mtu, up=each.up,
-                          master=names.get(each.master, ""))  # fmt: skip
+                          master=names.get(each.master, ""), learns=each.learns)  # fmt: skip
         (tap if each.name == wanted.tap else lines[state.LINKS]).add(line)
         if each.name == wanted.inner:
             known[each.index] = wanted.inner

@@ -28,7 +28,8 @@ _HOP = struct.Struct("=HBBi")  # struct rtnexthop
 _U32 = struct.Struct("=I")
 _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER = 3, 4, 5, 10
 _IFLA_LINKINFO, _IFLA_EXT_MASK = 18, 29
-_IFLA_INFO_KIND, _RTEXT_FILTER_SKIP_STATS = 1, 1 << 3
+_IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_BR_AGEING_TIME = 1, 2, 4
+_RTEXT_FILTER_SKIP_STATS = 1 << 3
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PRIORITY, _RTA_METRICS, _RTA_MULTIPATH, _RTA_TABLE = (
     1, 4, 5, 6, 8, 9, 15,
@@ -43,7 +44,8 @@ _NOWHERE: Mapping[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 @dataclass(frozen=True, slots=True)
 class Link:
     """`master` and `peer` are numbers of links, 0 for none; a veth's peer may be in another
-    namespace. `mtu` in bytes. `kind` as ip-link(8) calls it, empty for a physical one."""
+    namespace. `mtu` in bytes. `kind` as ip-link(8) calls it, empty for a physical one.
+    `learns`: it is a bridge, and keeps an entry for each MAC that it saw as a source."""
 
     index: int
     name: str
@@ -52,6 +54,7 @@ class Link:
     master: int
     peer: int
     kind: str
+    learns: bool = False
 
     @property
     def up(self) -> bool:
@@ -144,6 +147,8 @@ def link(payload: bytes) -> Link:
     _, _, index, flags, _ = _unpacked(_LINK, payload)
     found = attributes(payload, _LINK.size)
     about = attributes(found.get(_IFLA_LINKINFO, b""))
+    kind = _text(about.get(_IFLA_INFO_KIND))
+    bridge = attributes(about.get(_IFLA_INFO_DATA, b"")) if kind == "bridge" else {}
     return Link(
         index,
         _text(found.get(_IFLA_IFNAME)),
@@ -151,7 +156,8 @@ def link(payload: bytes) -> Link:
         _number(found.get(_IFLA_MTU)),
         _number(found.get(_IFLA_MASTER)),
         _number(found.get(_IFLA_LINK)),
-        _text(about.get(_IFLA_INFO_KIND)),
+        kind,
+        kind == "bridge" and bridge.get(_IFLA_BR_AGEING_TIME) != bytes(4),
     )
 
 

@@ -155,11 +155,20 @@ def _rules(wanted: Wanted) -> list[str]:
 
 
 def link(
-    space: str, name: str, kind: str, mtu: int, *, master: str = "", peer: str = "", up: bool = True
+    space: str,
+    name: str,
+    kind: str,
+    mtu: int,
+    *,
+    master: str = "",
+    peer: str = "",
+    up: bool = True,
+    learns: bool = False,
 ) -> str:
     on = f" on {master}" if master else ""
     to = f" to {peer}" if peer else ""
-    return f"{space}: {name} {kind}{on}{to} mtu {mtu} {'up' if up else 'down'}"
+    more = " that learns" if learns else ""
+    return f"{space}: {name} {kind}{on}{to} mtu {mtu} {'up' if up else 'down'}{more}"
 
 
 def address(space: str, device: str, text: str) -> str:
