@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.vm.harness import TINY, until
+from reconcilers.confinement import syscalls
+from tests.vm.harness import READY, TINY, until
 from tests.vm.people import COUNT, Person, PersonsHome, person, persons_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
@@ -152,6 +153,28 @@ def test_a_vmm_moved_out_of_its_group_is_moved_back(home: PersonsHome, name: str
     home.look_again()
     until(lambda: str(pid) in procs.read_text().split(), 40, f"it is back; {home.log()}")
     assert home.pid(name) == pid
+
+
+@pytest.mark.skipif(not syscalls.time_slice(0), reason="time slices begin with Linux 6.12")
+@pytest.mark.parametrize(("name", "same"), [(STANDARD, True), (STRICT[0], False)])
+def test_a_changed_time_slice_is_put_back_where_the_vmm_is_the_users_own(
+    home: PersonsHome, name: str, same: bool
+) -> None:
+    """A strict VMM is a stranger's: only root may set its slice, so it is replaced."""
+
+    def slice_now() -> int:
+        try:
+            return syscalls.time_slice(home.pid(name) or -1)
+        except OSError:  # it has just ended, or there is none
+            return 0
+
+    pid, before = home.pid(name), slice_now()
+    assert before
+    syscalls.set_time_slice(pid, before // 4)
+    home.look_again()
+    until(lambda: slice_now() == before, READY, f"the slice is back; {home.log()}")
+    assert (home.pid(name) == pid) is same
+    home.ready(name)
 
 
 def test_a_descriptor_that_a_strict_vmm_was_not_given_costs_it_its_life(home: PersonsHome) -> None:
