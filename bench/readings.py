@@ -45,14 +45,10 @@ def readback(repeat: int) -> list[Row]:
     return [
         Row("readback", "one VMM, CPU", "ms", tuple(plain["jail"]), Target(3)),
         Row("readback", "the first time", "ms", tuple(plain["first"]), Target(3)),
-        Row("readback", "with network and rules", "ms", _both(bridged), Target(18)),
+        Row("readback", "with network and rules", "ms", tuple(bridged["whole"]), Target(18)),
         Row("readback", "an ordinary user's VMM", "ms", tuple(alone["jail"])),
-        Row("readback", "with network and rules", "ms", _both(users), Target(18)),
+        Row("readback", "with network and rules", "ms", tuple(users["whole"]), Target(18)),
     ]
-
-
-def _both(found: dict[str, list[float]]) -> tuple[float, ...]:
-    return tuple(a + b for a, b in zip(found["jail"], found["network"], strict=True))
 
 
 def _of_root(home: Home | CaseHome, boxfile: str, count: int) -> dict[str, list[float]]:

@@ -24,7 +24,7 @@ from specs.errors import HostError
 
 _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from reconcilers.confinement.insidereader import main; main()"
+    "from reconcilers.confinement.insidereader import main; main(*sys.argv[2:])"
 )
 _PACKAGES = str(Path(__file__).resolve().parents[2])
 _TIMEOUT = 5.0  # seconds; an answer takes milliseconds
@@ -51,6 +51,14 @@ def attach(pid: int, want: Confinement, files: Sequence[str]) -> None:
     _READER.ask(ask="attach", pid=pid, files=list(files), ids=ids)
 
 
+def ask(module: str, seconds: float, **request: Any) -> dict[str, Any]:
+    """Ask what `module` teaches the reader (`insidereader.main`), which answers all else too: so
+    one process enters a namespace for a whole readback. `request` has the PID of a process in that
+    as `pid`. Raises OSError, HostError.
+    """
+    return _READER.ask(module, seconds, **request)
+
+
 def _is_hidden(want: Confinement) -> bool:
     """Whether its directories in /proc belong to an identity that is neither root's nor ours."""
     return want.user_namespace is not None and os.geteuid() not in (0, want.uid)
@@ -61,13 +69,17 @@ class Reader:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._modules: tuple[str, ...] = ()
         self._lock = threading.Lock()
 
-    def ask(self, **request: Any) -> dict[str, Any]:
+    def ask(self, module: str = "", seconds: float = _TIMEOUT, **request: Any) -> dict[str, Any]:
         """Raises OSError with the errno the reader met, HostError when it does not answer."""
         with self._lock:
+            if module and module not in self._modules:
+                self.close()
+                self._modules = (*self._modules, module)
             try:
-                answer = self._exchange(json.dumps(request).encode() + b"\n")
+                answer = self._exchange(json.dumps(request).encode() + b"\n", seconds)
             except (OSError, ValueError) as error:
                 self.close()
                 raise HostError(f"the reader process does not answer: {error}") from error
@@ -78,7 +90,7 @@ class Reader:
             raise HostError(f"the reader process failed: {answer['error']}")
         return answer
 
-    def _exchange(self, line: bytes) -> dict[str, Any]:
+    def _exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(line)
@@ -87,7 +99,7 @@ class Reader:
         waiting.register(process.stdout, select.POLLIN)
         buffer = b""
         while not buffer.endswith(b"\n"):
-            if not waiting.poll(_TIMEOUT * 1000):
+            if not waiting.poll(seconds * 1000):
                 raise TimeoutError("in time")
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part or len(buffer) > _ANSWER_MAX:
@@ -100,7 +112,7 @@ class Reader:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGES],
+                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGES, *self._modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
-"""The controller's side of `innerworker`: asks for work inside a sandbox's namespaces.
+"""The controller's side of `innerworker` and `innerreader`: work inside a sandbox's namespaces.
 
-Two for the whole controller, one that makes and one that reads, each started when it is first
-needed and again when it died. It must never take silence for an answer.
+The worker, one for the whole controller, is started when it is first needed and again when it died.
+It must never take silence for an answer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from reconcilers.confinement import inside
 from reconcilers.network import inner, innerread
 from reconcilers.network.wanted import Wanted
 from specs.errors import HostError
 
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from reconcilers.network.innerworker import main; main(makes=sys.argv[2] == 'makes')"
+    "from reconcilers.network.innerworker import main; main()"
 )
+_READS = "reconcilers.network.innerreader"
 _TIMEOUT = 30.0  # seconds; an answer takes some ten milliseconds
 _ANSWER_MAX = 1 << 20  # bytes
 _DESCRIPTORS_MAX = 3
@@ -50,7 +52,7 @@ class Inside:
     """Makes and reads networks; each of both takes one request at a time, whatever thread asks."""
 
     def __init__(self) -> None:
-        self._maker, self._reader = Worker("makes"), Worker("reads")
+        self._maker = Worker()
 
     def build(self, wanted: Wanted, keeper: Process) -> Made:
         """Raises HostError, Gone."""
@@ -63,11 +65,18 @@ class Inside:
 
     def observe(self, wanted: Wanted, keeper: Process, vmm: Process, known: int) -> innerread.Found:
         """Raises HostError, Gone."""
-        text = inner.to_text(wanted)
-        answer, _ = self._reader.ask(
-            ask="observe", wanted=text, keeper=keeper, vmm=vmm, known=known
-        )
-        return innerread.Found(**answer)
+        of = {"wanted": inner.to_text(wanted), "keeper": keeper, "vmm": vmm, "known": known}
+        try:
+            answer = inside.ask(_READS, _TIMEOUT, ask="observe", pid=keeper[0], **of)
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise Gone(f"process {keeper[0]} has ended") from error
+        except OSError as error:
+            raise HostError(f"the network cannot be read: {error}") from error
+        if "gone" in answer:
+            raise Gone(answer["gone"])
+        if "failed" in answer:
+            raise HostError(str(answer["failed"]), fix=str(answer["fix"]))
+        return innerread.Found(**answer["found"])
 
     def mend(self, wanted: Wanted, keeper: Process, vmm: Process) -> None:
         """Raises HostError, Gone."""
@@ -77,8 +86,7 @@ class Inside:
 class Worker:
     """One process and its socket."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._lock = threading.Lock()
@@ -123,15 +131,7 @@ class Worker:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-I",
-                        "-S",
-                        "-c",
-                        _BOOTSTRAP,
-                        json.dumps(sys.path),
-                        self._kind,
-                    ],
+                    [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, json.dumps(sys.path)],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

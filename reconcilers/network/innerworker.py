@@ -4,13 +4,11 @@ Started once by `innerclient`, single-threaded, because setns(2) lets no thread 
 namespace. Whoever entered one cannot come back, so it forks for each request: the child enters,
 does what it is asked, answers one line of JSON, with descriptors where some were made, and ends.
 
-There is one that makes and one that reads: a fork costs by what a process has loaded, a reading is
-made on every pass, and only making needs pyroute2.
+It makes and mends. What is read on every pass, `innerreader` reads in another process.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import os
@@ -18,20 +16,19 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from reconcilers import procfs
+import pyroute2  # noqa: F401  # once, before any fork: it takes 0.3 s
+
 from reconcilers.confinement import syscalls
-from reconcilers.network import inner, innerread
+from reconcilers.network import inner
+from reconcilers.network.innerreader import give_nft_its_right, open_space
 from reconcilers.network.wanted import Wanted
 from specs.errors import BoxError
 
-_CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 _REQUEST_MAX = 1 << 20
 
 
-def main(*, makes: bool) -> NoReturn:
+def main() -> NoReturn:
     """Answers a line on the socket that is stdin for each line on it until that closes."""
-    if makes:
-        import pyroute2  # noqa: F401  # once, before any fork: it takes 0.3 s
     gc.disable()
     gc.freeze()
     channel = socket.socket(fileno=os.dup(0))
@@ -43,7 +40,7 @@ def main(*, makes: bool) -> NoReturn:
         if not buffer.endswith(b"\n"):
             continue
         request, buffer = json.loads(buffer), b""
-        wanted = inner.from_text(request["wanted"])  # remembered, for the next child too
+        wanted = inner.from_text(request["wanted"])
         child = os.fork()
         if child == 0:
             _answer(channel, request, wanted)
@@ -75,34 +72,21 @@ def _send(channel: socket.socket, answer: dict[str, Any], descriptors: tuple[int
 
 
 def _do(request: dict[str, Any], wanted: Wanted) -> tuple[dict[str, Any], tuple[int, ...]]:
-    ask, keeper = request["ask"], request["keeper"]
-    spaces = {wanted.middle_space: _open(keeper, "net")}
+    keeper = request["keeper"]
+    spaces = {wanted.middle_space: open_space(keeper, "net")}
     if "vmm" in request:
-        spaces[wanted.vmm_space] = _open(request["vmm"], "net")
-    _join(keeper)
-    if ask == "observe":
-
-        def enter(space: str) -> None:
-            syscalls.setns(spaces[space], syscalls.CLONE_NEWNET)
-
-        found = innerread.observe(wanted, inner.table, request["known"], enter)
-        return dataclasses.asdict(found), ()
+        spaces[wanted.vmm_space] = open_space(request["vmm"], "net")
+    syscalls.setns(open_space(keeper, "user"), syscalls.CLONE_NEWUSER)
+    give_nft_its_right()
     _name(spaces)
-    if ask == "build":
-        return {}, inner.build(wanted)
-    if ask == "mend":
-        inner.mend(wanted)
-        return {}, ()
-    raise ValueError(f"an unknown request: {ask}")
-
-
-def _join(keeper: list[int]) -> None:
-    """Into the keeper's user namespace; `keeper` is (PID, start time)."""
-    syscalls.setns(_open(keeper, "user"), syscalls.CLONE_NEWUSER)
-    # nft(8) is another program; without this it would have no right where we are not UID 0
-    effective, permitted, _ = syscalls.capget()
-    syscalls.capset(effective, permitted, 1 << _CAP_NET_ADMIN)
-    syscalls.ambient_raise(_CAP_NET_ADMIN)
+    match request["ask"]:
+        case "build":
+            return {}, inner.build(wanted)
+        case "mend":
+            inner.mend(wanted)
+            return {}, ()
+        case other:
+            raise ValueError(f"an unknown request: {other}")
 
 
 def _name(spaces: dict[str, int]) -> None:
@@ -112,18 +96,6 @@ def _name(spaces: dict[str, int]) -> None:
     syscalls.mount("box", "/run", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k")
     for name, descriptor in spaces.items():
         inner.show_under(name, descriptor)
-
-
-def _open(process: list[int], kind: str) -> int:
-    """A namespace of exactly this process. Raises ProcessLookupError when it has ended."""
-    pid, start = process
-    try:
-        descriptor = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise ProcessLookupError(f"process {pid} has ended") from error
-    if procfs.alive(pid, start) is None:
-        raise ProcessLookupError(f"process {pid} has ended")
-    return descriptor
 
 
 if __name__ == "__main__":
