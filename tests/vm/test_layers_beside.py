@@ -294,6 +294,21 @@ def test_vmm_of_a_user_without_it_is_replaced(users: PersonsHome, missing: str) 
     replaced(users, "vmm", missing, as_user(users))
 
 
+def test_vmm_of_a_user_with_a_lowered_hard_limit_is_replaced(users: PersonsHome) -> None:
+    """Nobody but root raises one again (getrlimit(2)), so another VMM takes its place."""
+    users.ready(NAME)
+    pid = users.pid(NAME)
+    before = Path(f"/proc/{pid}/limits").read_text()
+    uid = Path(f"/proc/{pid}/status").read_text().split("Uid:")[1].split()[0]
+    lower = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "prlimit"]
+    subprocess.run([*lower, f"--pid={pid}", "--nofile=100:100"], check=True, timeout=20)
+    users.look_again()
+    users.mended(NAME, "rlimits.nofile")
+    until(lambda: users.pid(NAME) not in (0, pid), 40, f"another VMM; {users.log()}")
+    users.ready(NAME)
+    assert Path(f"/proc/{users.pid(NAME)}/limits").read_text() == before
+
+
 @pytest.fixture(scope="module")
 def bridged(someone: Person) -> Iterator[UserNetHome]:
     folder = Path(tempfile.mkdtemp(prefix="boxtest-"))
