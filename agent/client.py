@@ -278,6 +278,9 @@ class AgentClient:
             if not reply.done():
                 reply.set_result(frame.payload)
             return
+        if kind == ToHost.REFUSED:  # its commands are dead, and nothing more will come
+            reason = messages.scrub(frame.payload[1:])
+            raise ProtocolError(f"the guest's agent ended the session: {reason}")
         process = self._processes.get(number)
         if process is None:
             raise ProtocolError("the guest speaks on a stream that nobody opened")

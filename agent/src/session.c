@@ -211,6 +211,8 @@ void session_receive(struct session *session) {
             session_end(session);
             session->parser.lost = lost;
             session->parser.zeros = zeros;
+            /* Else the host would wait for commands that have been killed. */
+            refuse(session, REFUSED_MALFORMED, "no frame");
         }
         if (result == FRAME_READY) handle(session, &frame);
     }

@@ -155,6 +155,22 @@ async def test_garbage_from_the_host_never_ends_the_agent(vm: bare.BareVm, seed:
     await client.close()
 
 
+@pytest.mark.parametrize("wrong", [b"no frame" * 2, codec.encode(2, 7)[:-1] + b"?"])
+async def test_host_is_told_at_once_of_a_session_that_ended_over_a_wrong_frame(
+    vm: bare.BareVm, wrong: bytes
+) -> None:
+    client = await vm.connect()
+    process = await client.exec(ExecRequest((b"sleep", b"600"), {}))
+    await client._send(wrong)
+    async with asyncio.timeout(20):
+        assert (await process.wait()).kind == "lost"
+        await client.closed.wait()
+    assert "no frame" in str(client.failure)
+    client = await vm.connect()
+    assert await shell(client, "pidof sleep || echo none") == "none\n"
+    await client.close()
+
+
 async def test_requests_that_lie_about_their_size_are_refused(guest: AgentClient) -> None:
     huge = struct.pack(">BI", messages.Kind.EXEC, 0xFFFFFFFF)
     short = struct.pack(">BI", messages.Kind.EXEC, 4) + b"longer than four"
