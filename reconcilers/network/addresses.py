@@ -93,5 +93,12 @@ def mac(names: HostNames, kind: str) -> str:
     return ":".join(f"{byte:02x}" for byte in b"\x02" + _digest(names, f"mac {kind}")[:5])
 
 
+def link_local(mac_address: str) -> IPv6Address:
+    """What a Linux guest makes of its MAC by itself (RFC 4291, appendix A)."""
+    octets = bytes.fromhex(mac_address.replace(":", ""))
+    eui64 = bytes([octets[0] ^ 0x02]) + octets[1:3] + b"\xff\xfe" + octets[3:]
+    return IPv6Address(b"\xfe\x80" + bytes(6) + eui64)
+
+
 def _digest(names: HostNames, what: str) -> bytes:
     return hashlib.sha256(f"{names.instance}\0{names.sandbox}\0{what}".encode()).digest()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 
 from reconcilers.network import nftjson as nft
+from reconcilers.network.addresses import link_local
 from reconcilers.network.nftjson import ACCEPT, DROP, ESTABLISHED, Table, count, match, meta
 from reconcilers.network.wanted import MARK, MIDDLE_TABLE, Wanted
 from specs.egress import Address, Entry, Network
@@ -52,6 +53,7 @@ _CHATTER = match(
     nft.field("icmpv6", "type"),
     {"set": ["mld-listener-report", "mld2-listener-report", "nd-router-solicit"]},
 )
+_UNSPECIFIED = ipaddress.IPv6Address("::")  # who asks whether its own address is taken; not kept
 _ECHO = {4: match(nft.field("icmp", "type"), "echo-request"),
          6: match(nft.field("icmpv6", "type"), "echo-request")}  # fmt: skip
 _SYN = match(nft.field("tcp", "flags"), "syn", "in")
@@ -83,7 +85,10 @@ def middle_table(wanted: Wanted) -> Table:
 
     mac = match(nft.field("ether", "saddr"), wanted.guest_mac, "!=")
     table.rule("guest", mac, count("spoofed"), DROP)
-    table.rule("guest", _NEIGHBOURS, ACCEPT)
+    # The kernel keeps a neighbour for each address that solicits, 1,024 of them for all namespaces
+    # of the host together: whoever makes up addresses fills that table for everybody.
+    for each in (own.guest6, link_local(wanted.guest_mac), _UNSPECIFIED):
+        table.rule("guest", nft.from_address(each), _NEIGHBOURS, ACCEPT)
     table.rule("guest", _CHATTER, DROP)
     for address in (own.guest4, own.guest6):
         table.rule("guest", nft.from_address(address, "!="), count("spoofed"), DROP)

@@ -49,7 +49,9 @@ def middle_settings(wanted: Wanted) -> dict[str, str]:
             f"ipv4/conf/{device}/accept_redirects": "0",
             f"ipv4/conf/{device}/send_redirects": "0",
             f"ipv4/conf/{device}/accept_source_route": "0",
-            f"ipv4/conf/{device}/arp_ignore": "1",
+            # For the guest's side: no answer to, and no memory of, who is not on that link. There
+            # are 1,024 neighbours for all namespaces of the host together (gc_thresh3, arp(7)).
+            f"ipv4/conf/{device}/arp_ignore": "2" if device == wanted.guest_side else "1",
             f"ipv6/conf/{device}/accept_ra": "0",
             f"ipv6/conf/{device}/accept_redirects": "0",
         }

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import pytest
 
 from reconcilers.facts import Network
 from reconcilers.network import links, spaces
+from reconcilers.network.addresses import Addresses, addresses, mac, slot_of
 from reconcilers.network.networks import Networks
 from reconcilers.network.wanted import MIDDLE_TABLE, Wanted, host_table
 from specs.boxfile import Boxfile
@@ -157,8 +160,9 @@ def test_a_change_by_hand_is_named_and_put_right(made: Made, change: str) -> Non
     assert made.wrong() == {}
 
 
-def test_a_flood_of_source_addresses_is_kept_by_no_table_of_the_host(made: Made) -> None:
-    """A learning bridge keeps 124 bytes of each, in kernel memory that no control group counts."""
+@pytest.fixture
+def beside(made: Made) -> Iterator[str]:
+    """A device in the tap's place: what it sends comes over the bridge as a guest's frames do."""
     made.ip(V, "link add flood0 type veth peer name flood1")
     try:
         for name in ("flood0", "flood1"):
@@ -166,11 +170,81 @@ def test_a_flood_of_source_addresses_is_kept_by_no_table_of_the_host(made: Made)
         made.ip(V, f"link set flood1 master {BRIDGE}")
         port = partial(made.lab.run, V, "bridge", "link", "show", "dev", "flood1")
         until(lambda: "state forwarding" in port(), 10, "the bridge takes its frames")
-        spaces.inside(V, partial(flood, "flood0", 2000))
-        kept = made.lab.run(V, "bridge", "fdb", "show", "br", BRIDGE).splitlines()
-        assert [line for line in kept if line.startswith("06:")] == []
+        yield "flood0"
     finally:
         made.ip(V, "link delete flood0")
+
+
+def test_a_flood_of_source_addresses_is_kept_by_no_table_of_the_host(
+    made: Made, beside: str
+) -> None:
+    """A learning bridge keeps 124 bytes of each, in kernel memory that no control group counts."""
+    spaces.inside(V, partial(flood, beside, 2000))
+    kept = made.lab.run(V, "bridge", "fdb", "show", "br", BRIDGE).splitlines()
+    assert [line for line in kept if line.startswith("06:")] == []
+
+
+def test_neighbours_that_a_guest_makes_up_are_not_kept_for_the_whole_host(
+    made: Made, beside: str
+) -> None:
+    """All namespaces share one table of 1,024. The guest's own addresses are kept: it can send."""
+    own = slots_addresses(made)
+    guest = mac(NAMES, "guest")
+    wait_for_gateway(made)
+    solicit = partial(soliciting, beside, guest, own)
+    made_up4 = [IPv4Address("10.50.0.0") + n for n in range(200)]
+    made_up6 = [IPv6Address("fe80::7:0") + n for n in range(200)]
+    spaces.inside(V, lambda: solicit([*made_up4, *made_up6, own.guest4, own.guest6]))
+
+    def known() -> set[str]:
+        lines = made.lab.run(M, "ip", "neigh", "show", "dev", GUEST_SIDE).splitlines()
+        return {line.split()[0] for line in lines}
+
+    until(lambda: {str(own.guest4), str(own.guest6)} <= known(), 10, "the guest's own")
+    assert known() == {str(own.guest4), str(own.guest6)}
+
+
+def wait_for_gateway(made: Made) -> None:
+    shown = partial(made.lab.run, M, "ip", "-6", "addr", "show", "dev", GUEST_SIDE)
+    until(lambda: "tentative" not in shown(), 10, "the gateway's addresses are taken")
+
+
+def slots_addresses(made: Made) -> Addresses:
+    shown = made.lab.run(M, "ip", "-4", "-o", "addr", "show", "dev", GUEST_SIDE)
+    slot = slot_of(IPv4Address(shown.split()[3].partition("/")[0]))
+    assert slot is not None
+    return addresses(NAMES, slot)
+
+
+def soliciting(
+    device: str, source: str, own: Addresses, askers: list[IPv4Address | IPv6Address]
+) -> None:
+    """Who has the gateway's address? asked once in the name of each of `askers`."""
+    hardware = bytes.fromhex(source.replace(":", ""))
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as out:
+        out.bind((device, 0))
+        for asker in askers:
+            out.send(arp(hardware, asker.packed, own.gateway4.packed) if asker.version == 4
+                     else solicitation(hardware, asker.packed, own.gateway6.packed))  # fmt: skip
+
+
+def arp(hardware: bytes, asker: bytes, wanted: bytes) -> bytes:
+    """RFC 826."""
+    head = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 1)
+    return b"\xff" * 6 + hardware + b"\x08\x06" + head + hardware + asker + bytes(6) + wanted
+
+
+def solicitation(hardware: bytes, asker: bytes, wanted: bytes) -> bytes:
+    """RFC 4861, 4.3, to the solicited-node address."""
+    to = bytes.fromhex("ff0200000000000000000001ff") + wanted[-3:]
+    body = b"\x87\0\0\0" + bytes(4) + wanted + b"\1\1" + hardware
+    summed = asker + to + struct.pack("!II", len(body), 58) + body
+    total = sum(struct.unpack(f"!{len(summed) // 2}H", summed))
+    while total >> 16:
+        total = (total >> 16) + (total & 0xFFFF)
+    body = body[:2] + struct.pack("!H", ~total & 0xFFFF) + body[4:]
+    head = struct.pack("!IHBB", 6 << 28, len(body), 58, 255)
+    return b"\x33\x33" + to[-4:] + hardware + b"\x86\xdd" + head + asker + to + body
 
 
 def flood(device: str, count: int) -> None:
