@@ -121,6 +121,14 @@ DROP: Expression = {"drop": None}
 ESTABLISHED = match({"ct": {"key": "state"}}, ["established", "related"], "in")
 
 
+NEW = match({"ct": {"key": "state"}}, "new")
+
+
+def more_connections_than(limit: int) -> Expression:
+    """Matches when this rule has seen more that are still tracked; nft(8), "ct count over"."""
+    return {"ct count": {"val": limit, "inv": True}}
+
+
 def jump(chain: str) -> Expression:
     return {"jump": {"target": chain}}
 

@@ -64,8 +64,11 @@ _CLAMP = {
     }
 }
 _ALLOW = (nft.set_mark(MARK), ACCEPT)
+# At once, of one guest. The host's kernel tracks them, too, up to nf_conntrack_max of everybody's
+# (65,536 to 262,144 by its memory), and then drops whatever is new.
+CONNECTIONS_MAX = 8192
 PASSED = "passed"  # the one counter that does not count drops
-MIDDLE_COUNTERS = ("spoofed", "host", "private", "egress", "input", "uplink", PASSED)
+MIDDLE_COUNTERS = ("spoofed", "host", "private", "egress", "input", "uplink", "connections", PASSED)
 HOST_COUNTERS = ("spoofed", "host", "sandbox", "forward")
 
 
@@ -113,6 +116,8 @@ def middle_table(wanted: Wanted) -> Table:
 
     table.base_chain("pass", "filter", "forward", nft.FILTER, "drop")
     table.rule("pass", _SYN, _CLAMP)
+    full = (nft.NEW, nft.more_connections_than(CONNECTIONS_MAX), count("connections"))
+    table.rule("pass", guest, _out(wanted.uplink), *full, DROP)
     table.rule("pass", guest, _out(wanted.uplink), _marked(), count(PASSED), ACCEPT)
     table.rule("pass", uplink, _out(wanted.guest_side), ESTABLISHED, ACCEPT)
 

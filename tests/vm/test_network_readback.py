@@ -18,13 +18,14 @@ from reconcilers.facts import Network
 from reconcilers.network import links, spaces
 from reconcilers.network.addresses import Addresses, addresses, mac, slot_of
 from reconcilers.network.networks import Networks
+from reconcilers.network.rules import CONNECTIONS_MAX
 from reconcilers.network.wanted import MIDDLE_TABLE, Wanted, host_table
 from specs.boxfile import Boxfile
 from specs.config import Config
 from specs.names import HostNames
 from specs.parse import parse_boxfile
 from tests.vm.harness import until
-from tests.vm.netlab import BOXFILE, RESOLVER, Lab, ip
+from tests.vm.netlab import BOXFILE, PUBLIC4, RESOLVER, Lab, ip
 
 pytestmark = pytest.mark.needs_root
 NAMES = HostNames("0123456789ab", "readback")
@@ -204,6 +205,41 @@ def test_neighbours_that_a_guest_makes_up_are_not_kept_for_the_whole_host(
     assert known() == {str(own.guest4), str(own.guest6)}
 
 
+def test_a_guest_cannot_fill_the_hosts_table_of_connections(made: Made, beside: str) -> None:
+    own, guest = slots_addresses(made), mac(NAMES, "guest")
+    wait_for_gateway(made)
+
+    def connections() -> int:
+        shown = made.lab.run(made.lab.host, "sysctl", "-n", "net.netfilter.nf_conntrack_count")
+        return int(shown)
+
+    gateway = mac(NAMES, "gateway")
+    spaces.inside(
+        V, lambda: knock(beside, guest, gateway, own.guest4.packed, CONNECTIONS_MAX + 999)
+    )
+    assert CONNECTIONS_MAX * 0.9 < connections() <= CONNECTIONS_MAX + 100
+
+
+def knock(device: str, source: str, gateway: str, asker: bytes, count: int) -> None:
+    """As many UDP packets to the world, each from a port of its own."""
+    ether = bytes.fromhex(f"{gateway}{source}".replace(":", "")) + b"\x08\x00"
+    head = struct.pack("!BBHHHBBH", 0x45, 0, 28, 0, 0, 64, 17, 0)
+    head += asker + IPv4Address(PUBLIC4).packed
+    head = head[:10] + struct.pack("!H", checksum(head)) + head[12:]
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as out:
+        out.bind((device, 0))
+        for number in range(count):
+            out.send(ether + head + struct.pack("!HHHH", 1024 + number, 443, 8, 0))
+
+
+def checksum(data: bytes) -> int:
+    """RFC 1071."""
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total >> 16) + (total & 0xFFFF)
+    return ~total & 0xFFFF
+
+
 def wait_for_gateway(made: Made) -> None:
     shown = partial(made.lab.run, M, "ip", "-6", "addr", "show", "dev", GUEST_SIDE)
     until(lambda: "tentative" not in shown(), 10, "the gateway's addresses are taken")
@@ -239,10 +275,7 @@ def solicitation(hardware: bytes, asker: bytes, wanted: bytes) -> bytes:
     to = bytes.fromhex("ff0200000000000000000001ff") + wanted[-3:]
     body = b"\x87\0\0\0" + bytes(4) + wanted + b"\1\1" + hardware
     summed = asker + to + struct.pack("!II", len(body), 58) + body
-    total = sum(struct.unpack(f"!{len(summed) // 2}H", summed))
-    while total >> 16:
-        total = (total >> 16) + (total & 0xFFFF)
-    body = body[:2] + struct.pack("!H", ~total & 0xFFFF) + body[4:]
+    body = body[:2] + struct.pack("!H", checksum(summed)) + body[4:]
     head = struct.pack("!IHBB", 6 << 28, len(body), 58, 255)
     return b"\x33\x33" + to[-4:] + hardware + b"\x86\xdd" + head + asker + to + body
 

@@ -40,6 +40,7 @@ class Packet:
     source: str = ""
     mac: str = ""
     established: bool = False
+    over: int = 0  # how many connections the guest has
     mark: int = 0
 
     @property
@@ -68,6 +69,9 @@ def verdict(
                 [(kind, value)] = expression.items()
                 if kind == "match":
                     if not matches(value):
+                        break
+                elif kind == "ct count":
+                    if packet.over <= value["val"]:
                         break
                 elif kind == "counter":
                     counted.append(value)
