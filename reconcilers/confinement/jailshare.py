@@ -166,7 +166,8 @@ def mount_proc(stage: str, at: str = PROC) -> None:
 def mounted() -> list[tuple[int, str, str]]:
     """(mount id, path, options) of every mount of the jail, read inside it (proc(5), mountinfo)."""
     found = []
-    with open(PROC + "/self/mountinfo") as file:
+    # Names of the host stand there as any bytes; of what ends a line only \n is escaped.
+    with open(PROC + "/self/mountinfo", encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
             words = line.split(" ")
             found.append((int(words[0]), words[4], words[5]))

@@ -91,5 +91,5 @@ def _settled(
 
 def _mount_ids(proc: str) -> set[str]:
     """What it opened in its own read-only root (a library, say) lies on one of these mounts."""
-    lines = procfile.read(f"{proc}/mountinfo").decode("utf-8", "replace").splitlines()
+    lines = procfile.read(f"{proc}/mountinfo").decode("utf-8", "replace").split("\n")[:-1]
     return {line.partition(" ")[0] for line in lines}

@@ -182,7 +182,7 @@ def _root(proc: str, want: Confinement, known: Known) -> Iterator[Reading]:
     path = f"{proc}/mountinfo"
     rows = []
     writable = []
-    for line in procfile.read(path).decode("utf-8", "replace").splitlines():
+    for line in procfile.read(path).decode("utf-8", "replace").split("\n")[:-1]:
         words = line.split(" ")
         rows.append((words[4], atlaunch.flags_of(words[5])))
         if "ro" not in words[5].split(","):

@@ -78,6 +78,17 @@ def test_what_the_guest_writes_belongs_to_the_owner_of_the_directory(
         oak.delete(name)
 
 
+def test_a_directory_whose_name_is_no_text_is_shared_as_any_other(oak: Shares) -> None:
+    """proc(5) shows such a name as it is, with what other readers take for the end of a line."""
+    odd, link = os.fsencode(oak.rw.parent) + b"/odd\xff\r\x0bname", oak.rw.parent / "odd"
+    os.mkdir(odd, 0o755)
+    os.symlink(odd, os.fsencode(link))
+    oak.home.put("elm", boxfile((link, "/mnt/odd", "ro")))
+    oak.home.ready("elm")
+    assert oak.sh("grep -c ' /mnt/odd virtiofs ' /proc/mounts", "elm").stdout == b"1\n"
+    oak.delete("elm")
+
+
 def test_links_and_dots_lead_nowhere_but_into_the_guest(oak: Shares) -> None:
     shadow = Path("/etc/shadow").read_bytes()
     dots = "../" * 12
