@@ -220,7 +220,14 @@ class Controller:
 
     async def run_forever(self, stopping: asyncio.Event) -> int:
         """Serve until told to stop; sandboxes keep running."""
-        await self.rescan()
+        try:
+            await self.rescan()
+        except AlreadyRunning:
+            raise
+        except (BoxError, OSError) as error:
+            # A full disk, say: what runs already needs its controller all the more, and
+            # `watch_folder` scans again as soon as it has begun.
+            log.error("%s", error)
         self.look_at_all()
         service = Operations(
             self._host, self.inventory, self.store, rescan=self.hint, wake=self.queue.add

@@ -1,9 +1,10 @@
-"""A host whose disk is full: the VM waits, nothing is lost, and it runs on when there is room."""
+"""A host whose disk is full: VMs and controller wait, nothing is lost, all runs on with room."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import tempfile
 import threading
@@ -65,6 +66,27 @@ def test_a_vm_whose_disk_cannot_grow_waits_and_runs_on(small_home: Home) -> None
     size = home.run("oak", "sh", "-c", "sync; wc -c < /data/file").stdout
     assert int(size) >= 1 << 20
     home.mended("oak", "vmm.cpus")
+
+
+def test_a_controller_that_starts_on_a_full_disk_cares_for_what_runs(small_home: Home) -> None:
+    home = small_home
+    home.put("oak")
+    home.ready("oak")
+    pid = home.pid("oak")
+    home.stop(signal.SIGKILL)
+    home.put("elm")
+    ballast = home.path / "ballast"
+    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+    home.start()
+    until(lambda: "No space left on device" in home.log(), 60, "the log names the full disk")
+    assert home.vmms("oak") == [pid]
+    until(lambda: home.run("oak", "true", check=False).returncode == 0, 60, "oak is looked after")
+    ballast.unlink()
+    home.look_again()
+    home.ready("elm")
+    assert home.vmms("oak") == [pid]
 
 
 def _paused(home: Home) -> bool:
