@@ -82,4 +82,11 @@ def _written_by_others(inventory: Inventory, name: str) -> tuple[Writable, ...]:
         if started is not None and started is not spec:
             # A VM that runs on with what an older text gave it writes there still.
             found += mounts.writable_of(started, first=first)
+        if entry.live is not None:
+            # What its helpers were given they have open, wherever the path to it leads by now.
+            found += (
+                Writable(other, (helper.directory,), first)
+                for helper in entry.live.record.helpers
+                if helper.writable
+            )
     return tuple(found)
