@@ -76,7 +76,7 @@ def namespaces(name: str, about: Subject) -> Result:
 
 
 def landlock(name: str, about: Subject) -> Result:
-    """The one layer that a sandbox starts without; it does not start when Landlock itself fails."""
+    """A sandbox starts on a kernel that has none; where it is and fails, it does not."""
     from reconcilers.confinement import syscalls
 
     try:
