@@ -22,7 +22,7 @@ _BOOTED = "Unable to mount root fs"
 
 def cgroups(name: str, about: Subject) -> Result:
     """A group with every limit is made, read back and removed (cgroups(7))."""
-    from reconcilers.confinement import userscope
+    from reconcilers.confinement import cpuweight, userscope
     from reconcilers.confinement.cgroup import Cgroup
     from reconcilers.confinement.cgrouptree import host_tree
     from reconcilers.confinement.policy import limits_for
@@ -37,12 +37,15 @@ def cgroups(name: str, about: Subject) -> Result:
         try:
             group.create(limits_for(cpus=1, ram_mib=128, kvm=True))
             swap = "swap counted" if group.read().swap_counted else "swap not counted"
+            heavy = cpuweight.too_heavy(tree)
         finally:
             group.remove()
     except ConfinementError as problem:
         return Result(name, "fail", problem.message, problem.fix or CONTAINER)
     except OSError as problem:
         return Result(name, "fail", f"{problem.filename}: {problem.strerror}", CONTAINER)
+    if heavy:
+        return Result(name, "warn", *heavy)
     found = (f"{one} (v{at.version})" for one, at in sorted(tree.controllers.items()))
     return Result(name, "ok", f"{', '.join(found)}: limits hold when read back, {swap}")
 

@@ -30,6 +30,7 @@ _BUSY_WAIT = 5.0  # seconds for a group to let go of processes that have just di
 class GroupFacts:
     """What the kernel says now. A limit that is not set is None. `oom_kills` counts since creation.
 
+    `cpu_weight` is that of the group of all sandboxes, as its version of cgroups counts.
     `memory_bytes` is the limit, `memory_used` what is charged now, both in bytes. `swap_bytes` is
     how much swap is allowed beside it; None: no limit, or not counted when `swap_counted` is False.
     """
@@ -40,6 +41,7 @@ class GroupFacts:
     pids_current: int
     cpu_quota_us: int | None
     cpu_period_us: int
+    cpu_weight: int
     oom_kills: int
     swap_counted: bool
     swap_bytes: int | None
@@ -61,6 +63,15 @@ class Cgroup:
         self._v1 = GroupV1({n: path for n, (v, path) in self._by_controller.items() if v == 1})
         self._v2 = GroupV2(f"{self.tree.unified}/{self._path}") if 2 in versions.values() else None
         self._versions = versions
+        self._top = self._group_of_all()
+
+    def _group_of_all(self) -> GroupV1 | GroupV2:
+        """Where the CPU controller is: the group that every sandbox of this user lies in."""
+        at = self.tree.controllers.get("cpu")
+        if at is None:
+            return GroupV1({})
+        top = f"{at.place}/{Path(self._path).parts[0]}"
+        return GroupV2(top) if at.version == 2 else GroupV1({"cpu": top})
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -129,6 +140,8 @@ class Cgroup:
             self._of("pids").set_pids(limits.pids_max)
         with self._explained("limit", "cpu"):
             self._of("cpu").set_cpu(limits.cpu_quota_us, limits.cpu_period_us)
+            if self._top.cpu_weight != self.weight(limits):
+                self._top.set_cpu_weight(self.weight(limits))
         with self._explained("read"):
             found = self.read()
         wanted = {
@@ -137,6 +150,7 @@ class Cgroup:
             "pids_max": limits.pids_max,
             "cpu_quota_us": limits.cpu_quota_us,
             "cpu_period_us": limits.cpu_period_us,
+            "cpu_weight": self.weight(limits),
         }
         if found.swap_counted:
             wanted["swap_bytes"] = 0
@@ -147,6 +161,10 @@ class Cgroup:
                     layer="cgroup",
                     where=self._path,
                 )
+
+    def weight(self, limits: Limits) -> int:
+        """What the group of all sandboxes must weigh, as its version of cgroups counts."""
+        return self._top.default_weight // limits.cpu_weight_part
 
     def attach(self, pid: int) -> None:
         """Moves a process with all its threads into the group, in every hierarchy."""
@@ -172,6 +190,7 @@ class Cgroup:
             pids_current=pids.pids_current,
             cpu_quota_us=quota,
             cpu_period_us=period,
+            cpu_weight=self._top.cpu_weight,
             oom_kills=memory.oom_kills,
             swap_counted=memory.counts_swap,
             swap_bytes=memory.swap_limit,

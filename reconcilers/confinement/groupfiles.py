@@ -57,6 +57,8 @@ class _Node:
 class GroupV1:
     """Groups in v1 hierarchies; `folders` maps a controller to this sandbox's group in it."""
 
+    default_weight = 1024
+
     def __init__(self, folders: dict[str, str]) -> None:
         def controller(kind: Any, name: str) -> Any:
             return kind(_Node(folders[name].encode())) if name in folders else None
@@ -130,6 +132,14 @@ class GroupV1:
         self._cpu.cfs_period_us = period
         self._cpu.cfs_quota_us = quota
 
+    @property
+    def cpu_weight(self) -> int:
+        return int(self._cpu.shares)
+
+    def set_cpu_weight(self, weight: int) -> None:
+        _never_idle(Path(self._folders["cpu"]))
+        self._cpu.shares = weight
+
     def freeze(self, frozen: bool) -> None:
         self._freezer.state = "FROZEN" if frozen else "THAWED"
 
@@ -143,6 +153,7 @@ class GroupV2:
     """One group of the unified tree (Documentation/admin-guide/cgroup-v2.rst)."""
 
     counts_swap = True
+    default_weight = 100
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -197,6 +208,14 @@ class GroupV2:
     def set_cpu(self, quota: int, period: int) -> None:
         self._write("cpu.max", f"{quota} {period}")
 
+    @property
+    def cpu_weight(self) -> int:
+        return int(self._read("cpu.weight"))
+
+    def set_cpu_weight(self, weight: int) -> None:
+        _never_idle(self._folder)
+        self._write("cpu.weight", weight)
+
     def freeze(self, frozen: bool) -> None:
         self._write("cgroup.freeze", int(frozen))
 
@@ -207,6 +226,13 @@ class GroupV2:
     def kill(self) -> None:
         """Every process in the group and below, forks in progress included (Linux 5.14)."""
         self._write("cgroup.kill", 1)
+
+
+def _never_idle(folder: Path) -> None:
+    """A group that runs only when nobody else does has no weight that could be set."""
+    idle = folder / "cpu.idle"  # since Linux 5.15
+    if idle.exists() and idle.read_text().strip() != "0":
+        idle.write_text("0")
 
 
 def _number(text: str) -> int | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from reconcilers.confinement import handed, ordinary
+from reconcilers.confinement import cpuweight, handed, ordinary
 from reconcilers.confinement.cgrouptree import top_tree
 from reconcilers.process import run
 from specs.errors import BoxError
@@ -64,6 +64,11 @@ def _groups(uid: int, gid: int, pid: int) -> Iterator[Act]:
         place = Path(folder, handed.prepared(uid))
         if not _owned(place, uid):
             yield f"control groups: {place}", partial(_make, place, uid, gid)
+    if tree.controllers["cpu"].version == 1:
+        weight = Path(tree.controllers["cpu"].folder, handed.FOLDER, "cpu.shares")
+        if not weight.exists() or weight.read_text().strip() != str(cpuweight.V1):
+            said = f"CPU weight of all users' sandboxes: {weight} {cpuweight.V1}"
+            yield said, partial(weight.write_text, str(cpuweight.V1))
     v2 = [name for name, at in tree.controllers.items() if at.version == 2]
     if not v2 or handed.SYSTEMD.exists():  # the user's own systemd delegates a unit when box starts
         return

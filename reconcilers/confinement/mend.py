@@ -47,7 +47,7 @@ def _mend_group(pid: int, want: Confinement, names: HostNames, broken: Sequence[
         group.create(want.limits)
     if any(item.startswith("member of") for item in items) or "limits" in items:
         inside.attach(pid, want, group.procs_files())
-    if items & {"memory", "pids", "cpu quota", "cpu period", "swap"}:
+    if items & {"memory", "pids", "cpu quota", "cpu period", "cpu weight", "swap"}:
         group.apply(want.limits)
     if "frozen" in items:
         group.freeze(False)

@@ -23,6 +23,9 @@ PIDS_MAX = 64  # threads: main, RCU, one per vCPU, at most a few dozen short-liv
 SHARE_OVERHEAD = 64 * MIB
 SHARE_PIDS = 16  # main, RCU, a thread per queue; the launcher
 CPU_PERIOD_US = 100_000
+# All sandboxes together weigh a tenth of what any other group does on a busy CPU: so much less does
+# a program that nice(1) starts.
+CPU_WEIGHT_PART = 10
 NOFILE = 512
 # Long against what others have (0.7 ms, times the logarithm of the CPUs: at most 2.8), so that a
 # thread of the host that wakes up goes first (Linux 6.12); short for sandboxes that share a CPU
@@ -33,12 +36,17 @@ SHARED_PATH = "/share"  # in the jail of a helper that serves a host directory
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Cgroup limits. `cpu_quota_us` is CPU time per `cpu_period_us`, both in microseconds."""
+    """Cgroup limits. `cpu_quota_us` is CPU time per `cpu_period_us`, both in microseconds.
+
+    `cpu_weight_part`: the group that holds all sandboxes weighs this fraction of the kernel's own
+    default when several want the same CPU.
+    """
 
     memory_bytes: int
     pids_max: int
     cpu_quota_us: int
     cpu_period_us: int = CPU_PERIOD_US
+    cpu_weight_part: int = CPU_WEIGHT_PART
 
 
 @dataclass(frozen=True, slots=True)

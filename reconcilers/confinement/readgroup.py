@@ -26,6 +26,7 @@ def read_group(pid: int, want: Confinement, names: HostNames) -> Iterator[Readin
         "pids": (limits.pids_max, facts.pids_max),
         "cpu quota": (limits.cpu_quota_us, facts.cpu_quota_us),
         "cpu period": (limits.cpu_period_us, facts.cpu_period_us),
+        "cpu weight": (group.weight(limits), facts.cpu_weight),
     }
     for item, (value, found) in wanted.items():
         yield _reading(item, str(value), "no limit" if found is None else str(found), names.cgroup)

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from reconcilers.confinement import handed
+from reconcilers.confinement import cpuweight, handed
 from reconcilers.confinement.cgrouptree import CgroupTree, top_tree
 from reconcilers.process import run
 from specs.errors import BoxError, CommandError, ConfinementError
 
-UNIT = "box.scope"
+UNIT = cpuweight.SCOPE
 LEAF = "box-controller"
 """Where the controllers themselves are: a group that passes controllers on may hold no process
 (cgroups(7), "no internal processes")."""
@@ -170,9 +170,9 @@ def start_call(address: str, pid: int) -> list[str]:
     it has ended nothing of the scope remains, not even as failed."""
     settings = ["Description", "s", "sandboxes of box"]
     settings += ["Delegate", "b", "true", "CollectMode", "s", "inactive-or-failed"]
-    settings += ["PIDs", "au", "1", str(pid)]
+    settings += ["CPUWeight", "t", str(cpuweight.V2), "PIDs", "au", "1", str(pid)]
     method = ["call", *_SERVICE, _MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))"]
-    return _busctl(address, *method, UNIT, "fail", "4", *settings, "0")
+    return _busctl(address, *method, UNIT, "fail", "5", *settings, "0")
 
 
 def group_call(address: str) -> list[str]:

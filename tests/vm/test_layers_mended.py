@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
 
 Readings = dict[tuple[str, str], dict[str, Any]]
 FILES = ("folder", "launch.json", "qmp.sock", "con.sock", "agent.sock")
-CONTROL = ("memory", "swap", "pids", "cpu quota", "cpu period", "frozen")
+CONTROL = ("memory", "swap", "pids", "cpu quota", "cpu period", "cpu weight", "frozen")
 SCHEDULER = ("time slice",)
 RLIMITS = ("core", "fsize", "memlock", "msgqueue", "nice", "nofile", "rtprio")
 
@@ -121,6 +121,13 @@ def other_cpu_period(home: Home) -> None:
     path.write_text("200000" if path.name == "cpu.cfs_period_us" else "200000 200000")
 
 
+def other_cpu_weight(home: Home) -> None:
+    """Of the group that holds all sandboxes of this host."""
+    tops = [group.parent.parent for group in home.cgroups("oak")]
+    found = [top / name for top in tops for name in ("cpu.shares", "cpu.weight")]
+    next(path for path in found if path.exists()).write_text("300")
+
+
 def freeze(home: Home) -> None:
     path = file_of(home, "freezer.state", "cgroup.freeze")
     path.write_text("FROZEN" if path.name == "freezer.state" else "1")
@@ -132,6 +139,7 @@ CHANGES: dict[str, Callable[[Home], None]] = {
     "pids": no_pids_limit,
     "cpu quota": no_cpu_quota,
     "cpu period": other_cpu_period,
+    "cpu weight": other_cpu_weight,
     "frozen": freeze,
 }
 
