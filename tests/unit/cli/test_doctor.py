@@ -50,22 +50,30 @@ def test_doctor_names_every_requirement_with_a_fix_for_each_failure(tmp_path: Pa
     assert not (home / "instance").exists(), "doctor changes nothing"
 
 
-@pytest.mark.parametrize("answer", ["ENOSYS", "EOPNOTSUPP"])
-def test_doctor_warns_of_a_kernel_without_landlock(tmp_path: Path, answer: str) -> None:
-    script = (
-        "import errno, os, pyseccomp, sys\n"
-        "rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)\n"
-        f"refusal = pyseccomp.ERRNO(errno.{answer})\n"
-        "rules.add_rule(refusal, 'landlock_create_ruleset')\n"
-        "rules.load()\n"
+def checks_after(script: str, place: Path) -> dict[str, dict[str, str]]:
+    """What doctor says, by name, in a process that has run `script` first."""
+    become = (
+        "import os, sys\n"
         "argv = [sys.executable, '-m', 'controller.cli.main', 'doctor', '-o', 'json']\n"
         "os.execv(argv[0], argv)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True,
-        env=environment(tmp_path / "home"), timeout=60,
+        [sys.executable, "-c", script + become], capture_output=True,
+        env=environment(place / "home"), timeout=60,
     )  # fmt: skip
-    checks = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+    return {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+
+
+@pytest.mark.parametrize("answer", ["ENOSYS", "EOPNOTSUPP"])
+def test_doctor_warns_of_a_kernel_without_landlock(tmp_path: Path, answer: str) -> None:
+    script = (
+        "import errno, pyseccomp\n"
+        "rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)\n"
+        f"refusal = pyseccomp.ERRNO(errno.{answer})\n"
+        "rules.add_rule(refusal, 'landlock_create_ruleset')\n"
+        "rules.load()\n"
+    )
+    checks = checks_after(script, tmp_path)
     assert checks["landlock"]["state"] == "warn", checks["landlock"]
     assert "lsm=" in checks["landlock"]["fix"]
 
@@ -73,16 +81,10 @@ def test_doctor_warns_of_a_kernel_without_landlock(tmp_path: Path, answer: str) 
 @pytest.mark.needs_root
 def test_doctor_sees_no_new_privileges(tmp_path: Path) -> None:
     script = (
-        "import ctypes, os, sys\n"
+        "import ctypes\n"
         "ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)\n"  # PR_SET_NO_NEW_PRIVS
-        "argv = [sys.executable, '-m', 'controller.cli.main', 'doctor', '-o', 'json']\n"
-        "os.execv(argv[0], argv)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True,
-        env=environment(tmp_path / "home"), timeout=60,
-    )  # fmt: skip
-    checks = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+    checks = checks_after(script, tmp_path)
     assert "NoNewPrivs is set" in checks["new privileges"]["found"]
 
 
