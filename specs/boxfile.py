@@ -28,6 +28,7 @@ from pydantic import (
 
 from specs.egress import ENTRIES_MAX, parse_entry
 from specs.errors import BadName
+from specs.imagename import BadImageName, parse_image
 from specs.mountpaths import MOUNTS_MAX, check_guest_path, check_host_path
 from specs.names import NAME_PATTERN, check_name
 from specs.text import visible
@@ -120,6 +121,11 @@ def _absolute(path: str) -> str:
     return path
 
 
+def _image(text: str) -> str:
+    parse_image(text)
+    return text
+
+
 def _destination(text: str) -> str:
     parse_entry(text)
     return text
@@ -130,6 +136,7 @@ Line = Annotated[
     StrictStr, StringConstraints(min_length=1, max_length=4096), AfterValidator(_one_line)
 ]
 Text = Annotated[StrictStr, AfterValidator(_no_nul)]
+Image = Annotated[Line, AfterValidator(_image)]
 AbsolutePath = Annotated[Line, AfterValidator(_absolute)]
 EnvName = Annotated[StrictStr, StringConstraints(max_length=256), AfterValidator(_environment_name)]
 LabelKey = Annotated[StrictStr, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
@@ -184,8 +191,10 @@ class Boxfile(Part):
     state: State = Field(
         State.running, description="stopped keeps data, image and identity, without a VM."
     )
-    base: Line = Field(
-        "builtin:busybox", description="What the VM starts from. builtin:busybox works offline."
+    base: Image = Field(
+        "builtin:busybox",
+        description="What the VM starts from: an image in a registry, oci-archive:PATH, "
+        "rootfs:PATH (a tar file or a folder), or builtin:busybox, which works offline.",
     )
     backend: Backend | None = Field(
         None, description="What boots the VM. Left out: the best one this host can run."
@@ -276,9 +285,19 @@ def unsupported(field: str, value: object) -> str:
     built = supported_values(field)
     if not built or not isinstance(value, str) or value in built:
         return ""
-    if not value or value not in _KNOWN_VALUES.get(field, (value,)):
+    if not value or value not in _KNOWN_VALUES.get(field, (value,)) or _is_no_image(field, value):
         return ""  # a value that no version knows is the model's to refuse
     return f"{visible(value, 60)} is not supported yet"
+
+
+def _is_no_image(field: str, value: str) -> bool:
+    if field != "base":
+        return False
+    try:
+        parse_image(value)
+    except BadImageName:
+        return True
+    return False
 
 
 def supported_values(field: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 from specs.boxfile import AbsolutePath, Accel, Boxfile, Isolation, Line, OnDelete, State
 from specs.document import Document
 from specs.errors import InvalidBoxfile
+from specs.imagename import canonical
 from specs.tomltext import parse_toml
 from specs.validate import in_order, judge
 
@@ -105,8 +106,11 @@ class Ceiling(BaseModel):
                 yield f"{rule}: {what} would be {taken + asked} in all, at most {limit} is allowed"
 
     def _bases(self, box: Boxfile) -> Iterable[str]:
-        bases, base = self.base_prefixes, box.base
-        if bases is not None and not any(_begins(base, prefix) for prefix in bases):
+        if self.base_prefixes is None:
+            return
+        # In full: `team/tool` is another image than a prefix that names a registry `team` means.
+        base = canonical(box.base)
+        if not any(_begins(base, prefix) for prefix in self.base_prefixes):
             yield f"base_prefixes: {base} begins with none of the allowed prefixes"
 
 

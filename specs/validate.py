@@ -206,7 +206,8 @@ def _wording(kind: str, detail: Any, path: Path, value: Any, text: str) -> tuple
         case "dict_type" | "model_type":
             return "this must be a map", 'write "key: value" lines, indented'
         case "value_error":
-            return str(context.get("error", "not allowed")), "correct the value"
+            error = context.get("error", "not allowed")
+            return str(error), getattr(error, "fix", "correct the value")
     return visible(str(detail.get("msg", "not allowed"))), "correct the value"
 
 

@@ -72,9 +72,12 @@ def test_stopped_sandbox_takes_no_share_of_the_totals_but_counts_as_one() -> Non
         ("docker.io/library/alpine:3", True),
         ("docker.io/library", True),
         ("docker.io/library-evil/alpine", False),
-        ("docker.io/library/../evil", False),
+        ("alpine:3", True),
+        ("library/alpine", True),
+        ("team/alpine", False),
+        ("docker.io.evil/library/alpine", False),
         ("builtin:busybox", True),
-        ("builtin", False),
+        ("rootfs:/builtin", False),
     ],
 )
 def test_base_prefix_matches_whole_components(base: str, allowed: bool) -> None:
