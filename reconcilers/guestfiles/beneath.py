@@ -23,9 +23,11 @@ RESOLVE = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RES
 # Of one openat2 with several names, whose path ends with a zero byte (PATH_MAX, limits.h(0p)).
 _PATH_MAX = 4095
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-# What a name cannot be on some file systems: too long, not of its character set, no links at all.
+# What cannot be on some file systems: a name that is too long or not of its character set, links,
+# a file of this size.
 CANNOT_BE = frozenset(
     {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}
+    | {errno.EFBIG}
 )
 
 
@@ -135,6 +137,11 @@ def settle(descriptor: int, mode: int, mtime_ns: int) -> None:
 
 
 # -- removing -------------------------------------------------------------------------------------
+
+
+def remove_file(directory: int, name: bytes) -> None:
+    """Remove what has this name and is no directory. Raises OSError."""
+    os.unlink(check(name), dir_fd=directory)
 
 
 def remove_tree(directory: int, name: bytes) -> None:

@@ -1,0 +1,305 @@
+"""The archive in which files move between /data and the host: pure encoding and decoding.
+
+`PROTOCOL.md` describes it byte by byte; `src/archive.h` holds the same numbers. What is decoded
+here comes from a guest, so every length, number and name is checked before anybody sees it, and so
+is the order of the records: whoever unpacks them may rely on it. It must not do I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from specs.errors import ProtocolError
+
+MAGIC = b"BOXDATA\1"
+HEADER = MAGIC + bytes(8)
+RECORD = struct.Struct("<BBHHHQqIIIIQ")
+UNIT = 8  # every record begins at a multiple of it
+BLOCK = 4096  # and so does each long run of data, so that it can be shared instead of copied
+LONG = 64 << 10  # bytes from which a run of data is a long one
+NAME_MAX = 255
+TARGET_MAX = 4095
+BODY_MAX = 0xFFFF
+SIZE_MAX = 1 << 44  # 16 TiB, the largest file of ext4 with blocks of 4 KiB
+DEPTH_MAX = 16384
+NUMBERS_MAX = 1 << 20  # files with several names: each is remembered until the end
+# What ext4 can say: 34 bits of seconds from 1901 on (Documentation/filesystems/ext4/inodes.rst).
+SECONDS_MIN, SECONDS_MAX = -(1 << 31), (1 << 34) - (1 << 31) - 1
+NANO = 1_000_000_000
+USER = b"user."
+WINDOW = 1 << 20
+
+
+class Kind(IntEnum):
+    """Kinds of record."""
+
+    FOLDER = 1  # what follows is in it, until its LEAVE
+    LEAVE = 2
+    FILE = 3  # followed by its DATA
+    SYMLINK = 4  # the body is where it leads
+    HARD = 5  # another name of the FILE with this number
+    DATA = 6  # of the FILE before it; the rest of a file is holes
+    NOTE = 7  # something the archive lacks, or that is not as it was
+    END = 8
+
+
+class Reason(IntEnum):
+    """What a NOTE says of a name."""
+
+    FIFO = 1
+    SOCKET = 2
+    CHARACTER_DEVICE = 3
+    BLOCK_DEVICE = 4
+    UNREADABLE = 5
+    TOO_DEEP = 6
+    CHANGED = 7
+    ATTRIBUTES = 8
+    UNKNOWN_KIND = 9
+
+
+class Record(NamedTuple):
+    """One record. Which fields count depends on its kind.
+
+    `size`: bytes of a FILE, where in the file DATA belongs, entries before END. `length`: bytes of
+    DATA, or of all data before END. `number`: of a FILE with several names (else 0) or of the one a
+    HARD names, from 1 on; the Reason of a NOTE; how many NOTEs were before END. `body`: extended
+    attributes, or where a SYMLINK leads. `position`: where in the archive the bytes of DATA are.
+    """
+
+    kind: int
+    name: bytes = b""
+    mode: int = 0
+    size: int = 0
+    mtime_ns: int = 0
+    uid: int = 0
+    gid: int = 0
+    number: int = 0
+    length: int = 0
+    body: bytes = b""
+    position: int = 0
+
+
+def encode(record: Record, position: int) -> bytes:
+    """The bytes of `record` at `position` of the archive, up to where its data begins. `position`
+    is a multiple of UNIT. Raises struct.error for numbers that do not fit.
+    """
+    seconds, nanoseconds = divmod(record.mtime_ns, NANO)
+    head = RECORD.pack(
+        record.kind, 0, record.mode, len(record.name), len(record.body), record.size,
+        min(max(seconds, SECONDS_MIN), SECONDS_MAX), nanoseconds, record.uid, record.gid,
+        record.number, record.length,
+    )  # fmt: skip
+    data = head + record.name + record.body
+    unit = BLOCK if record.kind == Kind.DATA and record.length >= LONG else UNIT
+    return data + bytes(-(position + len(data)) % unit)
+
+
+def encode_attributes(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Extended attributes as a record's body. Raises ValueError when they are too many or long."""
+    body = b"".join(
+        struct.pack("<HH", len(name), len(value)) + name + value for name, value in pairs
+    )
+    if len(body) > BODY_MAX:
+        raise ValueError("the extended attributes are too long")
+    return body
+
+
+def attributes(body: bytes) -> list[tuple[bytes, bytes]]:
+    """What `encode_attributes` wrote. Raises ProtocolError."""
+    found, at = [], 0
+    while at < len(body):
+        if len(body) - at < 4:
+            raise ProtocolError("an extended attribute is cut short")
+        name_size, value_size = struct.unpack_from("<HH", body, at)
+        name = body[at + 4 : at + 4 + name_size]
+        at += 4 + name_size
+        value = body[at : at + value_size]
+        at += value_size
+        if at > len(body):
+            raise ProtocolError("an extended attribute is cut short")
+        if not name.startswith(USER) or not len(USER) < len(name) <= NAME_MAX or b"\0" in name:
+            raise ProtocolError("an extended attribute has a name that none may have")
+        found.append((name, value))
+    return found
+
+
+# -- decoding -------------------------------------------------------------------------------------
+
+
+class Window:
+    """Bytes of an archive at any position, read a piece at a time. `read(position, size)` gives at
+    most `size` bytes; `end` is where the archive's file ends.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], end: int) -> None:
+        self._read = read
+        self._base = 0
+        self._held = b""
+        self.end = end
+
+    def bytes(self, position: int, size: int) -> bytes:
+        """`size` bytes (at most WINDOW) from `position`. Raises ProtocolError at the end."""
+        if position + size > self.end:
+            raise ProtocolError("the archive ends in the middle of a record")
+        at = position - self._base
+        if at < 0 or at + size > len(self._held):
+            self._base, at = position, 0
+            self._held = self._read(position, WINDOW)
+            if len(self._held) < size:
+                raise ProtocolError("the archive ends in the middle of a record")
+        return self._held[at : at + size]
+
+
+class _Order:
+    """Whether a record may follow those before it."""
+
+    def __init__(self) -> None:
+        self.depth = self.entries = self.notes = self.data = 0
+        self.numbers = 0
+        self._size = -1  # of the file whose data may come
+        self._until = 0
+
+    def check(self, record: Record) -> str:
+        """Empty, or what is wrong."""
+        kind = record.kind
+        if kind == Kind.DATA:
+            return self._data(record)
+        self._size = -1
+        if kind == Kind.END:
+            return self._end(record)
+        if kind == Kind.LEAVE:
+            self.depth -= 1
+            return "it leaves more directories than it entered" if self.depth < 0 else ""
+        if kind == Kind.NOTE:
+            self.notes += 1
+            return ""
+        self.entries += 1
+        if kind == Kind.FOLDER:
+            self.depth += 1
+            return "its directories are too deep" if self.depth > DEPTH_MAX else ""
+        if kind == Kind.HARD:
+            known = 1 <= record.number <= self.numbers
+            return "" if known else "it links to a file that was not before it"
+        if kind == Kind.FILE:
+            return self._file(record)
+        return ""
+
+    def _file(self, record: Record) -> str:
+        self._size, self._until = record.size, 0
+        if record.number == 0:
+            return ""
+        self.numbers += 1
+        if self.numbers > NUMBERS_MAX:
+            return f"it has more than {NUMBERS_MAX} files with several names"
+        return "" if record.number == self.numbers else "its files are numbered out of order"
+
+    def _data(self, record: Record) -> str:
+        if self._size < 0:
+            return "it has data that belongs to no file"
+        if record.size < self._until or record.length == 0:
+            return "the data of a file is out of order"
+        self._until = record.size + record.length
+        self.data += record.length
+        return "" if self._until <= self._size else "it has data beyond the end of a file"
+
+    def _end(self, record: Record) -> str:
+        if self.depth:
+            return "it ends inside a directory"
+        counted = (self.entries, self.notes, self.data)
+        told = (record.size, record.number, record.length)
+        return "" if counted == told else "its counts do not agree with what it holds"
+
+
+def records(window: Window) -> Iterator[Record]:
+    """Every record in order, the last one END. Raises ProtocolError for what no archive may be."""
+    if window.bytes(0, len(HEADER)) != HEADER:
+        raise ProtocolError("what the guest wrote is no archive")
+    at, order = len(HEADER), _Order()
+    while True:
+        record, following = _decode(window, at)
+        if wrong := order.check(record):
+            raise ProtocolError(f"the archive is wrong at byte {at}: {wrong}")
+        yield record
+        if record.kind == Kind.END:
+            return
+        at = following
+
+
+def _decode(window: Window, at: int) -> tuple[Record, int]:
+    """The record at `at`, and where the next one begins."""
+    head = window.bytes(at, RECORD.size)
+    (
+        kind,
+        zero,
+        mode,
+        name_size,
+        body_size,
+        size,
+        seconds,
+        nanoseconds,
+        uid,
+        gid,
+        number,
+        length,
+    ) = RECORD.unpack(head)
+    wrong = _sizes(kind, name_size, body_size)
+    if zero or mode > 0o7777 or size > SIZE_MAX or length > SIZE_MAX or nanoseconds >= NANO:
+        wrong = wrong or "a number is out of range"
+    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
+        wrong = wrong or "a time is out of range"
+    if wrong:
+        raise ProtocolError(f"the archive is wrong at byte {at}: {wrong}")
+    text = window.bytes(at + RECORD.size, name_size + body_size) if name_size + body_size else b""
+    name, body = text[:name_size], text[name_size:]
+    if b"/" in name or b"\0" in name or name in (b".", b".."):
+        raise ProtocolError(f"the archive is wrong at byte {at}: a name is none")
+    if kind == Kind.SYMLINK and b"\0" in body:
+        raise ProtocolError(f"the archive is wrong at byte {at}: a link leads nowhere")
+    after = at + RECORD.size + name_size + body_size
+    start, following = after, after
+    if kind == Kind.DATA:
+        unit = BLOCK if length >= LONG else UNIT
+        start = after + -after % unit
+        following = start + length
+        if following > window.end:
+            raise ProtocolError("the archive ends in the middle of a file")
+    following += -following % UNIT
+    return (
+        Record(
+            kind,
+            name,
+            mode,
+            size,
+            seconds * NANO + nanoseconds,
+            uid,
+            gid,
+            number,
+            length,
+            body,
+            start,
+        ),
+        following,
+    )
+
+
+_NAMED = frozenset({Kind.FOLDER, Kind.FILE, Kind.SYMLINK, Kind.HARD, Kind.NOTE})
+_BODY_MAX = {Kind.FOLDER: BODY_MAX, Kind.FILE: BODY_MAX, Kind.SYMLINK: TARGET_MAX}
+
+
+def _sizes(kind: int, name_size: int, body_size: int) -> str:
+    """What is wrong with the lengths of name and body in a record of this kind."""
+    if not Kind.FOLDER <= kind <= Kind.END:
+        return "a record of an unknown kind"
+    if kind in _NAMED:
+        if not 1 <= name_size <= NAME_MAX:
+            return "a name is empty or too long"
+    elif name_size:
+        return "a name where none belongs"
+    if body_size > _BODY_MAX.get(Kind(kind), 0):
+        return "the body of a record is too long"
+    if kind == Kind.SYMLINK and not body_size:
+        return "a link leads nowhere"
+    return ""
