@@ -89,6 +89,12 @@ def open_held(held: int) -> int:
     return os.open(_itself(held), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
+def open_held_folder(held: int) -> int:
+    """As `open_held`, for the directory that `look` gave a descriptor of. Raises OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    return os.open(_itself(held), flags)
+
+
 def target_of(held: int) -> bytes:
     """Where the link leads that `look` gave a descriptor of; nothing follows it. Raises OSError."""
     return os.readlink(b"", dir_fd=held)

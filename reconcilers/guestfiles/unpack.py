@@ -13,6 +13,7 @@ import os
 from agent.archive import LONG, Kind, Record, Window, attributes, records
 from reconcilers.guestfiles import beneath
 from reconcilers.guestfiles.beneath import CANNOT_BE, shown
+from reconcilers.guestfiles.copying import copy
 from reconcilers.guestfiles.cursor import Cursor, Place
 from reconcilers.guestfiles.folding import Folder
 from reconcilers.guestfiles.notes import Notes
@@ -27,8 +28,6 @@ MEANT_FOR_PROGRAMS = (
     b"user.overlay.",
     b"user.virtiofs.",
 )
-_PIECE = 1 << 30
-_NO_SHARING = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _NOT_KEPT = frozenset(
     {errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT, errno.ERANGE, errno.EPERM, errno.E2BIG}
 )
@@ -179,7 +178,9 @@ class _Unpacking:
             data = self._window.bytes(record.position, record.length)
             if os.pwrite(descriptor, data, record.size) == record.length:
                 return
-        copy(self._archive, record.position, descriptor, record.size, record.length)
+        have = copy(self._archive, record.position, descriptor, record.size, record.length)
+        if have < record.length:
+            raise ProtocolError("the archive ends in the middle of a file")
 
     def _finish_file(self) -> None:
         if self._file is None:
@@ -221,28 +222,3 @@ class _Unpacking:
                     raise
                 what = f"its attribute {shown(name)} is lost: {os.strerror(error.errno or 0)}"
                 self._notes.add(path, what)
-
-
-def copy(source: int, start: int, target: int, offset: int, length: int) -> None:
-    """Copy a run of bytes, sharing them where the file system can. Raises OSError, and
-    ProtocolError when the source has fewer.
-    """
-    done = 0
-    shared = True
-    while done < length:
-        size = min(length - done, _PIECE)
-        if shared:
-            try:
-                moved = os.copy_file_range(source, target, size, start + done, offset + done)
-            except OSError as error:
-                if error.errno not in _NO_SHARING:
-                    raise
-                shared = False
-                continue
-        else:
-            moved = os.pwrite(
-                target, os.pread(source, min(size, 1 << 20), start + done), offset + done
-            )
-        if moved == 0:
-            raise ProtocolError("the archive ends in the middle of a file")
-        done += moved
