@@ -14,7 +14,7 @@ from reconcilers.boot import BootFiles
 from reconcilers.confinement.identity import IdentityRegistry
 from reconcilers.host import Host
 from reconcilers.hostfacts import read_host
-from reconcilers.image import Images
+from reconcilers.images.store import Images
 from reconcilers.layout import Layout
 from reconcilers.network.networks import Networks
 from reconcilers.network.usernetworks import UserNetworks

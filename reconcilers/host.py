@@ -18,7 +18,7 @@ from reconcilers.confinement.policy import Confinement, confinement_for
 from reconcilers.confinement.seccomp import load_profile
 from reconcilers.confinement.wirepolicy import with_wire
 from reconcilers.hostfacts import read_host
-from reconcilers.image import Images
+from reconcilers.images.store import Images
 from reconcilers.kernel import find_kernel
 from reconcilers.layout import Layout
 from reconcilers.network.networks import Networks

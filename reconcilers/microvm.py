@@ -20,7 +20,6 @@ from pathlib import Path
 
 from reconcilers import backend as slots
 from reconcilers import disk as disks
-from reconcilers import image as images
 from reconcilers import launchrecord, procfs, sockets
 from reconcilers.backend import Backend, HostFacts
 from reconcilers.boot import Boot
@@ -32,6 +31,7 @@ from reconcilers.confinement.sharepolicy import ROLE
 from reconcilers.confinement.start import LaunchRequest, launch
 from reconcilers.facts import Disk, Image
 from reconcilers.helpers import Serving, serve
+from reconcilers.images import store as images
 from reconcilers.launched import settings_of
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout

@@ -130,7 +130,7 @@ def guest_agent(name: str, about: Subject) -> Result:
 
 
 def busybox(name: str, about: Subject) -> Result:
-    from reconcilers.image import BUSYBOX
+    from reconcilers.images.builtin import BUSYBOX
 
     if BUSYBOX.is_file():
         return Result(name, "ok", str(BUSYBOX))

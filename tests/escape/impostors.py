@@ -47,9 +47,9 @@ def _container(words: list[str]) -> int | None:
     at = words.index("--")
     tree = Path(os.environ["BOX_HOME"]).parent / f"container-{words[at - 1]}"
     if not tree.exists():
-        from reconcilers import image
+        from reconcilers.images import builtin
 
-        image._busybox_tree(tree)
+        builtin.busybox_tree(tree)
         os.mknod(tree / "dev/kvm", stat.S_IFCHR | 0o600, os.makedev(10, 232))
     own = ["--mount", "--pid", "--fork", f"--mount-proc={tree}/proc"]
     command = ["unshare", *own, "chroot", str(tree), *words[at + 1 :]]

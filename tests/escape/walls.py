@@ -242,7 +242,7 @@ def _empty_image(product: Product) -> None:
         (folder / "canary").write_bytes(_canary_file().read_bytes())
         os.mknod(folder / "box.sock", stat.S_IFSOCK | 0o666)
 
-    product.around("reconcilers.image._busybox_tree", tree)
+    product.around("reconcilers.images.builtin.busybox_tree", tree)
 
 
 @wall("hidden agent")
@@ -254,7 +254,7 @@ def _hidden_agent(product: Product) -> None:
         real(target)
         (target / "init").write_bytes(agent_binary().read_bytes())
 
-    product.around("reconcilers.image._busybox_tree", tree)
+    product.around("reconcilers.images.builtin.busybox_tree", tree)
 
 
 @wall("read-only guest")
@@ -274,7 +274,7 @@ def _read_only_image(product: Product) -> None:
         os.close(real(image))
         return os.open(image.path, os.O_RDWR | os.O_CLOEXEC)
 
-    product.around("reconcilers.image.open_verified", opened)
+    product.around("reconcilers.images.store.open_verified", opened)
     product.around(
         "reconcilers.backends.qemu._disk",
         lambda disk, *given, read_only: disk(*given, read_only=False),

@@ -85,7 +85,7 @@ def _nothing_beside(product: Product) -> None:
         canary = Path(os.environ["BOX_HOME"]).parent / "canary"
         (target / "mnt" / "canary").write_bytes(canary.read_bytes())
 
-    product.around("reconcilers.image._busybox_tree", tree)
+    product.around("reconcilers.images.builtin.busybox_tree", tree)
 
 
 @wall("nosuid in the guest")

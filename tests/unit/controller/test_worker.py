@@ -20,7 +20,7 @@ from reconcilers.backend import HostFacts
 from reconcilers.boot import BootFiles
 from reconcilers.confinement.identity import IdentityRegistry
 from reconcilers.host import Host
-from reconcilers.image import Images
+from reconcilers.images.store import Images
 from reconcilers.layout import Layout
 from reconcilers.steps import MendReadings, Step
 from specs.boxfile import Boxfile, Data, OnDelete, State

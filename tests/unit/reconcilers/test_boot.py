@@ -9,7 +9,8 @@ import pytest
 
 from reconcilers import boot
 from reconcilers.boot import BootFiles
-from reconcilers.image import BUSYBOX, Images
+from reconcilers.images.builtin import BUSYBOX
+from reconcilers.images.store import Images
 from reconcilers.kernel import Kernel
 from specs.errors import HostError
 

@@ -10,7 +10,7 @@ from reconcilers.backend import HostFacts
 from reconcilers.boot import BootFiles
 from reconcilers.confinement.identity import IdentityRegistry
 from reconcilers.host import Host
-from reconcilers.image import Images
+from reconcilers.images.store import Images
 from reconcilers.layout import Layout
 from specs.config import Config
 

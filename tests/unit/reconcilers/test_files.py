@@ -14,7 +14,8 @@ import pytest
 from reconcilers import disk as disks
 from reconcilers import launchrecord, sockets
 from reconcilers.facts import MIB
-from reconcilers.image import BUSYBOX, Images, open_verified
+from reconcilers.images.builtin import BUSYBOX
+from reconcilers.images.store import Images, open_verified
 from reconcilers.launchrecord import LaunchRecord
 from specs.errors import ChannelError, HostError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reconcilers.console import ConsoleLog
-from reconcilers.image import Images
+from reconcilers.images.store import Images
 from reconcilers.smallfile import LIMIT, read_small
 from specs.errors import HostError
 

@@ -14,47 +14,10 @@ import threading
 from pathlib import Path
 
 from reconcilers.facts import Image
+from reconcilers.images import builtin
 from reconcilers.process import run
 from reconcilers.smallfile import read_small
 from specs.errors import HostError
-
-BUSYBOX = Path("/bin/busybox")
-# Part of the digest: raise it whenever the tree below changes.
-_RECIPE = b"builtin:busybox 1"
-
-_PASSWD = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
-_GROUP = "root:x:0:\nnogroup:x:65534:\n"
-# Mount points the agent fills in, and folders every program expects. Mode, path.
-_FOLDERS = (
-    (0o755, "bin"),
-    (0o755, "sbin"),
-    (0o755, "usr"),
-    (0o755, "usr/bin"),
-    (0o755, "usr/sbin"),
-    (0o755, "etc"),
-    (0o755, "var"),
-    (0o755, "proc"),
-    (0o755, "sys"),
-    (0o755, "dev"),
-    (0o755, "run"),
-    (0o755, "data"),
-    (0o755, "mnt"),
-    (0o700, "root"),
-    (0o1777, "tmp"),
-)
-
-
-def wanted_digest(base: str) -> str:
-    """The digest the image for `base` must have on this host. Raises HostError."""
-    if base != "builtin:busybox":
-        raise HostError(f"base {base} is not supported yet")
-    try:
-        content = BUSYBOX.read_bytes()
-    except OSError as error:
-        raise HostError(
-            f"{BUSYBOX} is missing ({error.strerror})", fix="apt-get install busybox-static"
-        ) from error
-    return hashlib.sha256(_RECIPE + b"\0" + content).hexdigest()
 
 
 class Images:
@@ -66,11 +29,13 @@ class Images:
         self._building = threading.Lock()
 
     def digest_for(self, base: str) -> str:
-        """`wanted_digest`, remembered for as long as the host's busybox is the same file."""
-        signature = _signature(BUSYBOX)
+        """The digest of its image, remembered while the host's busybox is the same file."""
+        signature = _signature(builtin.BUSYBOX)
         key = (base, signature)
         if key not in self._digests:
-            self._digests[key] = wanted_digest(base)
+            if base != "builtin:busybox":
+                raise HostError(f"base {base} is not supported yet")
+            self._digests[key] = builtin.wanted_digest()
         return self._digests[key]
 
     def observe(self, base: str) -> Image | None:
@@ -100,7 +65,7 @@ class Images:
             shutil.rmtree(leftover, ignore_errors=True)  # of a controller that was killed
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".build-") as scratch:
             tree, ready = Path(scratch) / "tree", Path(scratch) / "ready"
-            _busybox_tree(tree)
+            builtin.busybox_tree(tree)
             ready.mkdir()
             target = ready / "root.squashfs"
             run(
@@ -139,26 +104,6 @@ def open_verified(image: Image) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _busybox_tree(tree: Path) -> None:
-    tree.mkdir()
-    for mode, folder in _FOLDERS:
-        (tree / folder).mkdir()
-        (tree / folder).chmod(mode)
-    shutil.copyfile(BUSYBOX, tree / "bin/busybox")
-    (tree / "bin/busybox").chmod(0o755)
-    for applet in run([str(BUSYBOX), "--list-full"]).split():
-        link = tree / applet
-        if link.parent.is_dir() and not link.exists():
-            link.symlink_to("/bin/busybox")
-    if not (tree / "bin/sh").is_symlink():
-        raise HostError("this busybox has no shell", fix="apt-get install busybox-static")
-    (tree / "etc/passwd").write_text(_PASSWD)
-    (tree / "etc/group").write_text(_GROUP)
-    (tree / "etc/resolv.conf").write_text("")  # with a read-only root, a place for the guest's own
-    (tree / "etc/hostname").write_text("box\n")
-    (tree / "etc/hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
 
 
 def _signature(path: Path) -> tuple[int, ...]:
