@@ -25,8 +25,8 @@ from watchdog.events import (
     FileSystemEvent,
     FileSystemEventHandler,
 )
-from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
+from watchdog.observers.inotify import InotifyEmitter
 
 # Not "opened", not "closed without writing", not "directory modified": our own scans cause these.
 EVENTS: list[type[FileSystemEvent]] = [
@@ -62,7 +62,7 @@ class FolderWatch:
         self._gone: set[Path] = set()
 
     def start(self) -> None:
-        observer = Observer()
+        observer = BaseObserver(Emitter)
         observer.start()
         with self._lock:
             self._observer = observer
@@ -142,6 +142,16 @@ class FolderWatch:
     def _hint(self) -> None:
         if self._observer is not None:
             self._on_hint()
+
+
+class Emitter(InotifyEmitter):
+    """Ends without a word. The library's own forgets its watches while its thread still runs, which
+    logs an error for an event of that very moment.
+    """
+
+    def on_thread_stop(self) -> None:
+        if self._inotify is not None and self._inotify.is_active:
+            self._inotify.deactivate()  # its thread reads no event any more, and sees that it ends
 
 
 class Inside(FileSystemEventHandler):

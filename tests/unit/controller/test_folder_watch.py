@@ -212,6 +212,29 @@ def test_stopping_ends_the_hints_the_threads_and_the_descriptors(boxes: Path, hi
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_stopping_amid_changes_is_no_error(
+    boxes: Path, hints: Hints, caplog: pytest.LogCaptureFixture
+) -> None:
+    over = threading.Event()
+
+    def change() -> None:
+        while not over.is_set():
+            (boxes / "a.yaml").write_bytes(b"1")
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(60):
+            watch = FolderWatch(boxes, hints)
+            watch.start()
+            assert hints.wait()
+            watch.stop()
+    finally:
+        over.set()
+        changing.join()
+    assert caplog.messages == []
+
+
 def test_an_idle_watch_uses_no_processor_time(
     boxes: Path, hints: Hints, watched: FolderWatch
 ) -> None:
