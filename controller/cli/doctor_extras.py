@@ -80,11 +80,11 @@ def passt(name: str, about: Subject) -> Result:
 
 
 def nftables(name: str, about: Subject) -> Result:
-    """A table is loaded and read back, in a network namespace made for it; an ordinary user's lies
-    in a user namespace.
+    """A table is loaded and read back, in a network namespace made for it, and one whose rule
+    counts connections; an ordinary user's lie in a user namespace.
     """
     from reconcilers.network import nftjson, spaces, tables
-    from specs.errors import BoxError
+    from specs.errors import BoxError, CommandError
 
     fix = "apt-get install nftables, on a kernel with nf_tables"
     if not tables.installed():
@@ -102,12 +102,29 @@ def nftables(name: str, about: Subject) -> Result:
         return Result(name, "warn", f"a table cannot be loaded: {problem}", fix)
     if "box_doctor" not in seen:
         return Result(name, "warn", "a table that was loaded is not listed", fix)
-    return Result(name, "ok", "a table was loaded and read back in a namespace of its own")
+    counting = nftjson.Table("box_doctor")
+    counting.chain("new")
+    counting.rule("new", nftjson.NEW, nftjson.more_connections_than(1), nftjson.DROP)
+    try:
+        spaces.elsewhere(lambda: tables.load(counting))
+    except CommandError as problem:
+        return _counts_no_connections(name, problem)
+    where = "in a namespace of its own"
+    return Result(name, "ok", f"a table was loaded and read back {where}, {_COUNTED}")
+
+
+_COUNTED = "and a rule that counts connections"
+
+
+def _counts_no_connections(name: str, problem: Exception) -> Result:
+    """The rest of nftables is there: this is a module of its own."""
+    fix = "modprobe nft_connlimit, or a kernel with CONFIG_NFT_CONNLIMIT"
+    return Result(name, "warn", f"a rule that counts connections cannot be loaded: {problem}", fix)
 
 
 def _nftables_of_user(name: str, fix: str) -> Result:
     from reconcilers.process import run
-    from specs.errors import BoxError
+    from specs.errors import BoxError, CommandError
 
     inside = ["unshare", "--user", "--map-root-user", "--net", "nft"]
     try:
@@ -116,7 +133,12 @@ def _nftables_of_user(name: str, fix: str) -> Result:
         return Result(name, "warn", f"a table cannot be loaded: {problem}", fix)
     if "box_doctor" not in seen:
         return Result(name, "warn", "a table that was loaded is not listed", fix)
-    return Result(name, "ok", "a table was loaded and read back in a user namespace")
+    rule = "add rule inet box_doctor new ct state new ct count over 1 drop"
+    try:
+        run([*inside, f"add table inet box_doctor; add chain inet box_doctor new; {rule}"])
+    except CommandError as problem:
+        return _counts_no_connections(name, problem)
+    return Result(name, "ok", f"a table was loaded and read back in a user namespace, {_COUNTED}")
 
 
 def tap_devices(name: str, about: Subject) -> Result:

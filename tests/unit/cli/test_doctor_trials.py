@@ -86,6 +86,34 @@ def test_what_is_missing_is_named_with_what_to_do(
     assert code == 1 or state == "warn"
 
 
+# What a kernel without CONFIG_NFT_CONNLIMIT answers; everything else is nft's own answer.
+NO_COUNTING = r"""
+mkdir -p "$BOX_HOME"; cp "$(command -v nft)" "$BOX_HOME/nft"
+cat > "$BOX_HOME/stand-in" <<END
+#!/bin/sh
+given="\$(if test "\$*" = "-j -f -"; then cat; fi)"
+case "\$given \$*" in *"ct count"*)
+    echo "Error: Could not process rule: No such file or directory" >&2; exit 1;;
+esac
+printf %s "\$given" | "$BOX_HOME/nft" "\$@"
+END
+chmod 755 "$BOX_HOME" "$BOX_HOME/nft" "$BOX_HOME/stand-in"
+nft=$(command -v nft); mount --bind "$BOX_HOME/stand-in" $nft"""
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("user", [False, True], ids=["root", "user"])
+def test_kernel_that_counts_no_connections_is_named(tmp_path: Path, user: bool) -> None:
+    other = os.getpid() + 100_000
+    mapped = ["unshare", "--user", f"--map-user={other}", f"--map-group={other}"]
+    become = mapped if user else []
+    good = doctor(tmp_path / "good", become)[1]["nftables"]
+    assert good["state"] == "ok" and "counts connections" in good["found"], good
+    bad = doctor(tmp_path / "home", [*without(NO_COUNTING), *become])[1]["nftables"]
+    assert bad["state"] == "warn" and "CONFIG_NFT_CONNLIMIT" in bad["fix"], bad
+    assert "No such file or directory" in bad["found"], bad
+
+
 @pytest.mark.needs_root
 def test_home_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
     """An ordinary user's sockets may lie in the home; root's never do."""
