@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from reconcilers import procfs, sockets, virtiofsd, wire
+from reconcilers.confinement import filters
 from reconcilers.confinement.following import end
 from reconcilers.confinement.policy import Confinement, Program, Shared
 from reconcilers.confinement.readback import mend, read_helper
@@ -85,7 +86,7 @@ async def serve(
         connection = opened.enter_context(sockets.connect(path))
         path.unlink()  # one connection is all it takes, and nobody else is to make one
         listener.close()
-        await _until_ready(launched, shared, directory)
+        await _until_ready(launched, want, directory)
     except BaseException:
         end(launched.pidfd)
         raise
@@ -107,8 +108,8 @@ async def serve(
     )
 
 
-async def _until_ready(launched: Launched, shared: Shared, directory: Directory) -> None:
-    """It changes its root once it is connected, which /proc shows."""
+async def _until_ready(launched: Launched, want: Confinement, directory: Directory) -> None:
+    """It changes its root once it is connected, which /proc shows, then loads its own filter."""
     limit = time.monotonic() + READY_SECONDS
     while True:
         if procfs.alive(launched.pid, launched.start_time) is None:
@@ -116,7 +117,9 @@ async def _until_ready(launched: Launched, shared: Shared, directory: Directory)
                 f"the virtiofsd of mounts[{directory.index}] {directory.path} ended at once",
                 fix="box logs --console NAME shows its last words",
             )
-        if procfs.root_of(launched.pid) == (shared.device, shared.inode):
+        if procfs.root_of(launched.pid) == directory.identity and await filters.all_loaded(
+            launched.pid, launched.at_launch, want.own_filters, limit - time.monotonic()
+        ):
             return
         if time.monotonic() > limit:
             raise HostError(f"the virtiofsd of {directory.path} did not get ready")

@@ -23,12 +23,13 @@ from reconcilers import disk as disks
 from reconcilers import launchrecord, procfs, sockets
 from reconcilers.backend import Backend, HostFacts
 from reconcilers.boot import Boot
+from reconcilers.confinement import filters
 from reconcilers.confinement.following import end
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.rootview import root_files
 from reconcilers.confinement.seccomp import load_profile
 from reconcilers.confinement.sharepolicy import ROLE
-from reconcilers.confinement.start import LaunchRequest, launch
+from reconcilers.confinement.start import Launched, LaunchRequest, launch
 from reconcilers.facts import Disk, Image
 from reconcilers.helpers import Serving, serve
 from reconcilers.images import store as images
@@ -44,6 +45,7 @@ from specs.errors import HostError
 from specs.names import HostNames
 
 TOKEN_BYTES = 32
+FILTER_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                 helpers=tuple(beside),
             )
             try:
+                await _until_filtered(launched, wanted.confinement)
                 launchrecord.write(record_path, record)
             except BaseException:
                 end(launched.pidfd)  # a VMM that no record describes is nobody's
@@ -133,6 +136,16 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                 remove_runtime(layout, name)
             raise
     return record, errors
+
+
+async def _until_filtered(launched: Launched, want: Confinement) -> None:
+    """An ordinary user's readback counts the VMM's filters, and its own comes when QEMU begins.
+
+    One that ends meanwhile, or loads none, is seen by whoever looks next.
+    """
+    if want.user_namespace is not None:
+        own = want.own_filters
+        await filters.all_loaded(launched.pid, launched.at_launch, own, FILTER_SECONDS)
 
 
 def _unlaunched(wanted: Start, argv: tuple[str, ...], disk: int) -> LaunchRecord:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from reconcilers import pasta, procfs
-from reconcilers.confinement import procfile
+from reconcilers.confinement import filters
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import read_helper
 from reconcilers.confinement.rootview import RootFile, root_files
@@ -32,7 +31,6 @@ from specs.reading import Reading
 
 KEEPER_COMMAND = ("/usr/bin/sleep", "infinity")
 READY_SECONDS = 10.0
-_FILTERS = "Seccomp_filters"
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ async def connect(wiring: Wiring, beside: list[HelperRecord], opened: ExitStack)
         await _start(wiring, PASTA, command, files, {pasta.TAP_FD: made.uplink}, beside)
     finally:
         os.close(made.uplink)  # with pasta the uplink ends: nobody else may hold it
-    await _until_ready(beside[-1])
+    await _until_ready(beside[-1], confinement_of(wiring.vmm, PASTA))
     return Wire(made.tap, made.space, users)
 
 
@@ -122,34 +120,16 @@ async def _start(
     return launched
 
 
-async def _until_ready(helper: HelperRecord) -> None:
+async def _until_ready(helper: HelperRecord, want: Confinement) -> None:
     """pasta loads a filter of its own on top of the jail's when it begins to serve."""
-    limit = time.monotonic() + READY_SECONDS
-    while True:
-        if procfs.alive(helper.pid, helper.start_time) is None:
-            raise HostError(
-                "the pasta of its network ended at once",
-                fix="box logs --console NAME shows its last words",
-            )
-        if _filters(helper.pid) > _at_launch(helper):
-            return
-        if time.monotonic() > limit:
-            raise HostError("the pasta of its network did not get ready")
-        await asyncio.sleep(0.005)
-
-
-def _filters(pid: int) -> int:
-    try:
-        count = procfile.fields(f"/proc/{pid}/status").get(_FILTERS, "0")
-    except OSError:
-        return 0
-    return int(count) if count.isdigit() else 0
-
-
-def _at_launch(helper: HelperRecord) -> int:
-    """How many filters it began with."""
-    found = (each.want for each in helper.at_launch if each.item == "filters")
-    return int(next((each for each in found if each.isdigit()), "1"))
+    if await filters.all_loaded(helper.pid, helper.at_launch, want.own_filters, READY_SECONDS):
+        return
+    if procfs.alive(helper.pid, helper.start_time) is None:
+        raise HostError(
+            "the pasta of its network ended at once",
+            fix="box logs --console NAME shows its last words",
+        )
+    raise HostError("the pasta of its network did not get ready")
 
 
 def confinement_of(vmm: Confinement, role: str) -> Confinement:
@@ -161,9 +141,3 @@ def read_one(helper: HelperRecord, vmm: Confinement, names: HostNames) -> Iterat
     """Its jail, read off the live process. Raises ProcessLookupError when it has ended."""
     want = confinement_of(vmm, helper.role)
     yield from read_helper(helper.pid, want, names, at_launch=helper.at_launch)
-    if helper.role == PASTA:
-        least = _at_launch(helper) + 1
-        got = _filters(helper.pid)
-        source = f"/proc/{helper.pid}/status {_FILTERS}"
-        yield Reading("seccomp", "its own filter on top", "yes", "yes" if got >= least else "no",
-                      got >= least, source, "live", "replace")  # fmt: skip

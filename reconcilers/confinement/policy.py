@@ -31,6 +31,7 @@ NOFILE = 512
 # thread of the host that wakes up goes first (Linux 6.12); short for sandboxes that share a CPU
 TIME_SLICE_NS = 10_000_000
 UNLIMITED = -1  # RLIM_INFINITY
+VMM_FILTERS = 1  # QEMU's own: -sandbox on
 SHARED_PATH = "/share"  # in the jail of a helper that serves a host directory
 
 
@@ -111,6 +112,7 @@ class Confinement:
     and `groups` (all its supplementary groups) are the host's numbers; with a `user_namespace` they
     must be in it.
     `time_slice_ns` is how long each of its threads may keep a CPU that others want, nanoseconds.
+    `own_filters` is how many seccomp filters its program loads by itself, on top of `seccomp`.
     `role` is "vmm" or what kind of helper it is. `capabilities` are what it has as long as it
     serves, `until_ready` those it has besides and gives up by itself before; both count only in its
     own `user_namespace`.
@@ -133,6 +135,7 @@ class Confinement:
     shared: Shared | None = None
     umask: str = "0077"
     time_slice_ns: int = TIME_SLICE_NS
+    own_filters: int = 0
 
 
 def limits_for(*, cpus: int, ram_mib: int, kvm: bool, shares: int = 0) -> Limits:
@@ -200,4 +203,5 @@ def confinement_for(
         rlimits=rlimits_for(disk_bytes=max(disk_bytes, box.data.size_mib * MIB, shared_ram)),
         seccomp=program,
         kvm=kvm,
+        own_filters=VMM_FILTERS,
     )

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 
-from reconcilers.confinement import atlaunch, inside, netdevices, procfile, syscalls
+from reconcilers.confinement import atlaunch, filters, inside, netdevices, procfile, syscalls
 from reconcilers.confinement.capabilities import mask
 from reconcilers.confinement.idmaps import rows_text
 from reconcilers.confinement.policy import UNLIMITED, Confinement, Shared, UserNamespace
@@ -118,18 +118,20 @@ def _seccomp_of_user(
     threads: Sequence[Mapping[str, str]], want: Confinement, known: Known
 ) -> Iterator[Reading]:
     """The kernel shows the program itself to root alone (PTRACE_SECCOMP_GET_FILTER needs
-    CAP_SYS_ADMIN outside): what was loaded is known from the launch, and that filters are in force,
-    and no fewer than then, from every thread."""
+    CAP_SYS_ADMIN outside): what was loaded is known from the launch, and that none is missing from
+    their number. Every thread descends from the main one, which has the launch's and its own; what
+    that one loads for itself, others may be without.
+    """
     recorded = known.get(atlaunch.PROGRAM_KEY)
     wanted = want.seccomp.sha256
     got = recorded.got if recorded else "not known"
     source = "the launcher; only root may read it later"
     layer, item = atlaunch.PROGRAM_KEY
     yield Reading(layer, item, wanted, got, got == wanted, source, "at launch", "replace")
-    recorded = known.get(atlaunch.FILTERS_KEY)
-    least = int(recorded.want) if recorded and recorded.want.isdigit() else 1
-    found = _each(threads, "Seccomp_filters")
-    ok = all(each.isdigit() and int(each) >= least for each in found.split(" | "))
+    begun = filters.at_launch(known.values())
+    least = begun + want.own_filters
+    found = _each(threads, filters.FIELD)
+    ok = filters.count(threads[0]) >= least and min(map(filters.count, threads)) >= begun
     layer, item = atlaunch.FILTERS_KEY
     source = f"/proc/{threads[0].get('Pid', '')}/task/*/status"
     yield Reading(layer, item, f"{least} or more", found, ok, source, "live", "replace")

@@ -22,6 +22,7 @@ ROLE = "virtiofsd"
 CAPABILITIES = frozenset({"CAP_DAC_OVERRIDE"})
 # chroot(2) into the directory; and libcap-ng, which drops the rest, refuses to without CAP_SETPCAP
 UNTIL_READY = frozenset({"CAP_SYS_CHROOT", "CAP_SETPCAP"})
+OWN_FILTERS = 1  # once it has its root
 # One for each file the guest's kernel knows of, which with cache=none are those it has open
 NOFILE = 16384
 
@@ -53,6 +54,7 @@ def share_confinement(vmm: Confinement, program: Program, shared: Shared) -> Con
         until_ready=UNTIL_READY,
         user_namespace=maps,
         shared=replace(shared, owner=None) if ordinary else shared,
+        own_filters=OWN_FILTERS,
         umask="0000",  # the guest's kernel has applied the umask of its process already
     )
 

@@ -46,4 +46,5 @@ def wire_confinement(vmm: Confinement, role: str, program: Program) -> Confineme
         role=role,
         devices=None,
         host_network=role == PASTA,
+        own_filters=1 if role == PASTA else 0,
     )

@@ -192,7 +192,7 @@ def test_verify_proves_it_and_doctor_has_tried_it(home: UserNetHome) -> None:
     home.look_again()  # what an earlier test did to the host's addresses is in the rules
     until(lambda: home.box("verify", NAME, check=False).returncode == 0, 30, home.log())
     text = home.box("verify", NAME, "-o", "json").stdout.decode()
-    for item in ("pasta 0: CapEff", "keeper 0: CapEff", "policy routing", "own filter on top"):
+    for item in ("pasta 0: CapEff", "keeper 0: CapEff", "policy routing", "pasta 0: filters"):
         assert item in text
     found = json.loads(home.box("doctor", "-o", "json", check=False).stdout)["checks"]
     state = {each["name"]: each["state"] for each in found}
