@@ -146,7 +146,7 @@ class Actor:
 
     def _disk_bytes(self) -> int:
         disk = disks.observe(self._host.layout.disks(self._name))
-        return disk.size if disk else 0
+        return disk.most_bytes if disk else 0
 
     def _uid(self, box: Boxfile) -> int:
         uid = self._host.claimed_uid(self._name, str(box.isolation))

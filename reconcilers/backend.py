@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 from specs.boxfile import Boxfile
+from specs.mountpaths import MOUNTS_MAX
 
 QMP_FD, CONSOLE_FD, AGENT_FD, ROOT_FD, DATA_FD, TAP_FD = 3, 4, 5, 6, 7, 8
 MOUNT_FD = 9  # of the first mount; the others follow, in the order of the Boxfile
+LAYER_FD = MOUNT_FD + MOUNTS_MAX  # of the lowest frozen layer of the data disk; the others follow
 KERNEL_PATH, INITRD_PATH = "/kernel", "/initrd"
 
 
@@ -49,5 +51,14 @@ class Backend(Protocol):
         does.
         """
 
-    def command(self, box: Boxfile, accel: str, marker: str, host: HostFacts) -> VmmCommand:
-        """The command line of this Boxfile's VMM; `marker` names it for who looks for strays."""
+    def command(
+        self,
+        box: Boxfile,
+        accel: str,
+        marker: str,
+        host: HostFacts,
+        layers: tuple[str, ...] = ("raw",),
+    ) -> VmmCommand:
+        """The command line of this Boxfile's VMM; `marker` names it for who looks for strays,
+        `layers` are the formats of its data disk, bottom first.
+        """

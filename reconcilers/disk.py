@@ -1,13 +1,12 @@
 """The data disk of a sandbox: the only thing that persists, a chain of layers under `disks/NAME/`.
 
-The file belongs to whoever runs the controller, mode 0600; a VMM only ever gets a descriptor, so
-its UID owns nothing on the host. No host tool reads a disk a guest has had: growing extends the
-file, the guest agent resizes the file system.
+Its files belong to whoever runs the controller and are nobody else's to read; a VMM only ever gets
+descriptors, so its UID owns nothing on the host. No host tool reads a disk a guest has had: growing
+extends a raw file or is left to the VMM, the guest agent resizes the file system.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import stat
@@ -15,42 +14,60 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-import tomli_w
-
+from reconcilers import chain, layers
+from reconcilers.chain import BASE, Chain, Layer
 from reconcilers.facts import MIB, Disk
-from reconcilers.process import run
+from reconcilers.layers import CHAIN, FROZEN_MODE, TOP_MODE
+from reconcilers.layers import sync as _sync
 from reconcilers.smallfile import read_small
 from specs.errors import HostError
 
-CHAIN = "chain.toml"
-BASE = "base.raw"
-FILE_MODE = 0o600
+__all__ = ["BASE", "CHAIN"]
 
 
 def observe(folder: Path) -> Disk | None:
     """The disk in `folder`, None when there is none. Raises HostError when the chain cannot be
-    understood.
+    understood or a layer is missing.
     """
+    read = layers.read(folder)
+    if read is None:
+        return None
+    found, whole = read
+    *frozen, top = found.layers
+    beneath = tuple(folder / layer.file for layer in frozen)
+    guarded = [_is_private(path, FROZEN_MODE) for path in beneath]
+    facts = _facts(folder / top.file)
+    private = whole and all(guarded) and _is_private(folder / top.file, TOP_MODE)
+    size = found.size_mib * MIB if found.size_mib else facts.st_size
+    return Disk(
+        path=folder / top.file,
+        format=top.format,
+        size=size,
+        uid=facts.st_uid,
+        gid=facts.st_gid,
+        mode=stat.S_IMODE(facts.st_mode),
+        private=private,
+        beneath=beneath,
+        made=top.size_mib * MIB if top.size_mib else size,
+    )
+
+
+def _facts(path: Path) -> os.stat_result:
     try:
-        chain = tomllib.loads(read_small(folder / CHAIN).decode())
-        layer = chain["layer"][-1]
-        name, layer_format = str(layer["file"]), str(layer["format"])
-        whole = True
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        if isinstance(error, OSError) and error.errno != errno.ENOENT:
-            raise
-        # A chain has one layer for now, so what a lost or garbled one must say is known.
-        if not (folder / BASE).exists():
-            return None
-        name, layer_format, whole = BASE, "raw", False
-    if "/" in name or "\0" in name or name.startswith("."):
-        raise HostError(f"{folder / CHAIN} names a layer outside its folder: {name!r}")
-    facts = os.lstat(folder / name)
+        facts = os.lstat(path)
+    except FileNotFoundError:
+        raise HostError(
+            f"{path}, a layer of its disk, is gone", fix="put it back, or delete the sandbox"
+        ) from None
     if not stat.S_ISREG(facts.st_mode):
-        raise HostError(f"{folder / name} is not a regular file")
-    uid, gid, mode = facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)
-    private = whole and (uid, gid, mode) == (os.geteuid(), os.getegid(), FILE_MODE)
-    return Disk(folder / name, layer_format, facts.st_size, uid, gid, mode, private)
+        raise HostError(f"{path} is not a regular file")
+    return facts
+
+
+def _is_private(path: Path, mode: int) -> bool:
+    facts = _facts(path)
+    seen = (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode))
+    return seen == (os.geteuid(), os.getegid(), mode)
 
 
 def belongs_to(folder: Path) -> str:
@@ -69,33 +86,23 @@ def create(folder: Path, size_mib: int) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
         ready = Path(scratch) / "disk"
         ready.mkdir(mode=0o700)
-        target = ready / BASE
-        descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-        try:
-            os.ftruncate(descriptor, size_mib * MIB)
-        finally:
-            os.close(descriptor)
-        # The file is all holes, so tables need no zeroing now, nor by a guest thread after the
-        # first mount.
-        run(
-            ["mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-L", "data"]
-            + [
-                "-E",
-                "lazy_itable_init=0,lazy_journal_init=0,assume_storage_prezeroed=1,root_owner=0:0",
-            ]
-            + [str(target)]
-        )
-        _write_chain(ready, folder.name)
-        _sync(target)
-        _sync(ready)
+        layers.make_base(ready / BASE, size_mib)
+        layers.write(ready, Chain(folder.name, (Layer(BASE),)))
         ready.rename(folder)
     _sync(folder.parent)
 
 
 def grow(disk: Disk, size_mib: int) -> None:
-    """Extend the file to `size_mib` MiB; never shrinks. The guest agent resizes the file system
-    inside.
+    """Give the disk `size_mib` MiB; never shrinks. The guest agent resizes the file system inside.
+
+    A raw file is extended. Of an overlay only chain.toml says so: the VMM in its jail, which reads
+    the file anyway, is told when it runs.
     """
+    if disk.format != "raw":
+        read = layers.read(disk.path.parent)
+        if read is not None:
+            layers.write(disk.path.parent, chain.grown(read[0], size_mib))
+        return
     descriptor = os.open(disk.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_size < size_mib * MIB:
@@ -106,19 +113,30 @@ def grow(disk: Disk, size_mib: int) -> None:
 
 
 def mend(disk: Disk) -> None:
-    """Give the file back to its owner, mode 0600, and write down its chain again."""
-    descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    """Give the files back to their owner, with their modes, and write down a lost chain again."""
+    for path in disk.beneath:
+        layers.set_mode(path, FROZEN_MODE)
+    layers.set_mode(disk.path, TOP_MODE)
+    folder = disk.path.parent
+    read = layers.read(folder)
+    if read is not None and not read[1]:
+        layers.write(folder, read[0])
+
+
+def open_for_vmm(disk: Disk) -> tuple[int, ...]:
+    """Descriptors of its layers to hand to the VMM, bottom first; only the last, the top, is
+    writable.
+    """
+    opened: list[int] = []
     try:
-        os.fchown(descriptor, os.geteuid(), os.getegid())
-        os.fchmod(descriptor, FILE_MODE)
-    finally:
-        os.close(descriptor)
-    _write_chain(disk.path.parent)
-
-
-def open_for_vmm(disk: Disk) -> int:
-    """A read-write descriptor to hand to the VMM."""
-    return os.open(disk.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        for path in disk.beneath:
+            opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        opened.append(os.open(disk.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+    except BaseException:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise
+    return tuple(opened)
 
 
 def set_aside(folder: Path, deleted: Path, moment: str) -> Path:
@@ -146,25 +164,11 @@ def erase(folder: Path) -> None:
 
 
 def sweep(disks: Path) -> None:
-    """Finish what a killed controller had begun: half-made and half-erased disks go."""
+    """Finish what a killed controller had begun: half-made and half-erased disks go, and layers
+    that no chain names, or not yet.
+    """
     for leftover in [*disks.glob(".new-*"), *disks.glob(".erase-*")]:
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _write_chain(folder: Path, sandbox: str = "") -> None:
-    chain = {"sandbox": sandbox or folder.name, "layer": [{"file": BASE, "format": "raw"}]}
-    temporary = folder / f".{CHAIN}.new"
-    temporary.unlink(missing_ok=True)
-    with open(temporary, "x") as file:  # a new file: no link under this name is written through
-        file.write(tomli_w.dumps(chain))
-    _sync(temporary)
-    temporary.rename(folder / CHAIN)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    for folder in disks.glob("[!.]*"):
+        if belongs_to(folder) == folder.name:
+            layers.tidy(folder)

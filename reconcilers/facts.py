@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reconcilers.qcow2 import most_bytes
 from specs.reading import Reading
 
 MIB = 1 << 20
@@ -33,10 +34,12 @@ class Image:
 
 @dataclass(frozen=True)
 class Disk:
-    """The top layer of a data disk: path, format, size in bytes, owner and mode.
+    """A data disk. Path, format, owner and mode are those of its top layer, the one that is
+    written; `beneath` are the frozen layers under it, bottom first.
 
-    `private` says that owner and mode are as they must be: the controller's own, and nobody else's
-    to read.
+    `size` is what the disk is to have, `made` what a VMM that opens it now sees, in bytes.
+    `private` says that every owner and mode is as it must be: the controller's own, and nobody
+    else's to read.
     """
 
     path: Path
@@ -46,6 +49,18 @@ class Disk:
     gid: int
     mode: int
     private: bool
+    beneath: tuple[Path, ...] = ()
+    made: int = 0
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Of all its layers, bottom first: the lowest is raw, what lies on it are overlays."""
+        return (*("qcow2" if index else "raw" for index in range(len(self.beneath))), self.format)
+
+    @property
+    def most_bytes(self) -> int:
+        """How large the file of its top may become."""
+        return self.size if self.format == "raw" else most_bytes(self.size)
 
 
 @dataclass(frozen=True)

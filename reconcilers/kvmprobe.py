@@ -62,7 +62,7 @@ async def _boot(host: Host, layout: Layout, names: HostNames, group: Cgroup) -> 
     if disk is None:
         raise HostError("the probe's disk vanished")
     uid = host.standard_uid()
-    policy = host.confinement(box, uid, kvm=True, disk_bytes=disk.size)
+    policy = host.confinement(box, uid, kvm=True, disk_bytes=disk.most_bytes)
     group.create(policy.limits)
     start = microvm.Start(
         box=box,

@@ -81,7 +81,8 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
     make_private_directory(layout.runtime)
     make_private_directory(folder)
     record_path = layout.launch_record(name)
-    command = wanted.backend.command(wanted.box, wanted.accel, wanted.names.marker, wanted.host)
+    marker, formats = wanted.names.marker, wanted.disk.formats
+    command = wanted.backend.command(wanted.box, wanted.accel, marker, wanted.host, formats)
     with ExitStack() as opened:
         descriptors = _descriptors(opened, layout, wanted)
         # Copies: the shared ones are closed when another pass finds a new kernel.
@@ -95,7 +96,7 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
         opened.callback(os.close, errors_end)
         beside: list[HelperRecord] = []
         try:
-            record = _unlaunched(wanted, command.argv, descriptors[slots.DATA_FD])
+            record = _unlaunched(wanted, command.argv)
             launchrecord.write(record_path, record)
             space, users = await _prepare(layout, wanted, errors_end, opened, beside, descriptors)
             launched = await launch(
@@ -148,7 +149,7 @@ async def _until_filtered(launched: Launched, want: Confinement) -> None:
         await filters.all_loaded(launched.pid, launched.at_launch, own, FILTER_SECONDS)
 
 
-def _unlaunched(wanted: Start, argv: tuple[str, ...], disk: int) -> LaunchRecord:
+def _unlaunched(wanted: Start, argv: tuple[str, ...]) -> LaunchRecord:
     """The record of a VMM that is about to start: everything but the process."""
     return LaunchRecord(
         key=wanted.key,
@@ -163,7 +164,7 @@ def _unlaunched(wanted: Start, argv: tuple[str, ...], disk: int) -> LaunchRecord
         host_boot_id=host_boot_id(),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         argv=argv,
-        data_bytes=os.fstat(disk).st_size,
+        data_bytes=wanted.disk.made,
         settings=settings_of(wanted.box),
     )
 
@@ -221,13 +222,19 @@ def _descriptors(opened: ExitStack, layout: Layout, wanted: Start) -> dict[int, 
         return opened.enter_context(contextlib.closing(sockets.listen(path))).fileno()
 
     network = {slots.TAP_FD: wanted.tap[0]} if wanted.tap is not None else {}
-    return network | {
-        slots.QMP_FD: listening(layout.qmp_socket(name)),
-        slots.CONSOLE_FD: listening(layout.console_socket(name)),
-        slots.AGENT_FD: listening(layout.agent_socket(name)),
-        slots.ROOT_FD: kept(images.open_verified(wanted.image)),
-        slots.DATA_FD: kept(disks.open_for_vmm(wanted.disk)),
-    }
+    *frozen, top = map(kept, disks.open_for_vmm(wanted.disk))
+    beneath = {slots.LAYER_FD + index: layer for index, layer in enumerate(frozen)}
+    return (
+        network
+        | beneath
+        | {
+            slots.QMP_FD: listening(layout.qmp_socket(name)),
+            slots.CONSOLE_FD: listening(layout.console_socket(name)),
+            slots.AGENT_FD: listening(layout.agent_socket(name)),
+            slots.ROOT_FD: kept(images.open_verified(wanted.image)),
+            slots.DATA_FD: top,
+        }
+    )
 
 
 async def wait_dead(pid: int, start_time: int, timeout: float) -> bool:

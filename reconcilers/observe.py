@@ -202,12 +202,12 @@ def _helpers(
 
 
 def disk_bytes(layout: Layout, name: str) -> int:
-    """The present size of a sandbox's data disk in bytes, 0 where there is none."""
+    """How large the written file of a sandbox's data disk may become, 0 where there is none."""
     return _size(_disk(layout.disks(name)))
 
 
 def _size(disk: Disk | Unknown | None) -> int:
-    return disk.size if isinstance(disk, Disk) else 0
+    return disk.most_bytes if isinstance(disk, Disk) else 0
 
 
 def _stands_still(vmm: Vmm) -> bool:

@@ -15,6 +15,10 @@ from specs.names import parse_marker
 OLDEST = (7, 2)
 # Under emulation QEMU would reserve 1 GiB for translated code whatever the guest's size; MiB.
 TB_SIZE_MIB = 128
+FIRST_LAYER_SET = 3  # of descriptors; 1 and 2 are the root image and the layer that is written
+# For each overlay, enough for 8 GiB of it; QEMU's own 32 MiB would not fit the memory limit when
+# there are many. Bytes.
+L2_CACHE = 1 << 20
 
 
 class Qemu:
@@ -32,7 +36,14 @@ class Qemu:
             return (f"QEMU {have} is too old: 7.2 or later is needed; upgrade qemu-system-x86",)
         return ()
 
-    def command(self, box: Boxfile, accel: str, marker: str, host: HostFacts) -> VmmCommand:
+    def command(
+        self,
+        box: Boxfile,
+        accel: str,
+        marker: str,
+        host: HostFacts,
+        layers: tuple[str, ...] = ("raw",),
+    ) -> VmmCommand:
         argv = [str(host.binary), "-nodefaults", "-no-user-config", "-display", "none"]
         argv += ["-no-reboot", "-name", marker]
         machine = "microvm,rtc=on,pit=off,pic=off,isa-serial=on,dump-guest-core=off"
@@ -51,8 +62,9 @@ class Qemu:
         argv += _socket("agent", backend.AGENT_FD)
         argv += ["-device", "virtio-serial-device"]
         argv += ["-device", "virtserialport,chardev=agent,name=box.agent.0"]
-        argv += _disk("root", backend.ROOT_FD, 1, read_only=True)
-        argv += _disk("data", backend.DATA_FD, 2, read_only=False)
+        argv += _layer("root", backend.ROOT_FD, 1, "raw")
+        argv += _device("root")
+        argv += _data(layers)
         if box.network is Network.bridge:
             argv += _network_card(marker)
         argv += _mounts(box)
@@ -111,15 +123,43 @@ def _mounts(box: Boxfile) -> list[str]:
     return argv
 
 
-def _disk(name: str, descriptor: int, fdset: int, *, read_only: bool) -> list[str]:
-    access = "on" if read_only else "off"
+def _data(layers: tuple[str, ...]) -> list[str]:
+    """The data disk, each layer with its format and what lies beneath it, lowest first.
+
+    What the header of a layer says of these counts for nothing: a VMM has written it.
+    """
+    argv: list[str] = []
+    beneath = ""
+    for index, name in enumerate(layers[:-1]):
+        node = f"layer{index}"
+        descriptor, fdset = backend.LAYER_FD + index, FIRST_LAYER_SET + index
+        argv += _layer(node, descriptor, fdset, name, beneath=beneath)
+        beneath = node
+    argv += _layer("data", backend.DATA_FD, 2, layers[-1], beneath=beneath, written=True)
+    return argv + _device("data")
+
+
+def _layer(
+    node: str,
+    descriptor: int,
+    fdset: int,
+    layer_format: str,
+    *,
+    beneath: str = "",
+    written: bool = False,
+) -> list[str]:
+    opened = f"driver={layer_format},node-name={node},read-only={'off' if written else 'on'}"
+    if layer_format == "qcow2":
+        opened += f",l2-cache-size={L2_CACHE},backing={beneath}"
     return [
         "-add-fd",
         f"fd={descriptor},set={fdset}",
         "-blockdev",
-        f"driver=raw,node-name={name},read-only={access},file.driver=file,"
+        f"{opened},auto-read-only=off,file.driver=file,file.auto-read-only=off,"
         # One VMM per disk is our own rule, and its locks cannot be probed without /dev/null.
         f"file.locking=off,file.filename=/dev/fdset/{fdset}",
-        "-device",
-        f"virtio-blk-device,drive={name},serial={name}",
     ]
+
+
+def _device(node: str) -> list[str]:
+    return ["-device", f"virtio-blk-device,drive={node},serial={node}"]

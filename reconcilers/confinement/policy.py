@@ -188,8 +188,9 @@ def confinement_for(
 ) -> Confinement:
     """The jail of this sandbox.
 
-    `disk_bytes` is the present size of its data disk, which may exceed what the Boxfile asks for (a
-    disk never shrinks). Raises ValueError for host identity 0: no VMM ever has it.
+    `disk_bytes` is how large the file of its data disk may be now: more than the Boxfile asks for
+    (a disk never shrinks), or less until it has grown. 0 where there is no disk yet. Raises
+    ValueError for host identity 0: no VMM ever has it.
     """
     if uid == 0 or gid == 0:
         raise ValueError("a VMM never runs with host identity 0")
@@ -200,7 +201,7 @@ def confinement_for(
         gid=gid,
         isolation=str(box.isolation),
         limits=limits_for(cpus=box.cpus, ram_mib=box.ram_mib, kvm=kvm, shares=len(box.mounts)),
-        rlimits=rlimits_for(disk_bytes=max(disk_bytes, box.data.size_mib * MIB, shared_ram)),
+        rlimits=rlimits_for(disk_bytes=max(disk_bytes or box.data.size_mib * MIB, shared_ram)),
         seccomp=program,
         kvm=kvm,
         own_filters=VMM_FILTERS,

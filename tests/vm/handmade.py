@@ -64,7 +64,14 @@ class _Bare:
     def check(self, box: Boxfile, host: HostFacts) -> tuple[str, ...]:
         return ()
 
-    def command(self, box: Boxfile, accel: str, marker: str, host: HostFacts) -> VmmCommand:
+    def command(
+        self,
+        box: Boxfile,
+        accel: str,
+        marker: str,
+        host: HostFacts,
+        layers: tuple[str, ...] = ("raw",),
+    ) -> VmmCommand:
         return VmmCommand((QEMU, *BARE, "-name", marker, *self._more))
 
 
@@ -87,7 +94,7 @@ class Handmade:
         assert isinstance(disk, Disk)
         self.disk = disk
         self.want: Confinement = self.host.confinement(
-            self.box, former.uid, kvm=False, disk_bytes=disk.size
+            self.box, former.uid, kvm=False, disk_bytes=disk.most_bytes
         )
 
     @property

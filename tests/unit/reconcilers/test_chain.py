@@ -1,0 +1,197 @@
+"""The chain of a disk as a value: whatever is done to it, and whenever that breaks off, its folder
+holds the old disk or the new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconcilers import chain
+from reconcilers.chain import (
+    BASE,
+    LAYERS_MAX,
+    SNAPSHOTS_MAX,
+    Chain,
+    Commit,
+    FileStep,
+    Freeze,
+    Layer,
+    Make,
+    Remove,
+)
+from reconcilers.smallfile import LIMIT
+from specs.errors import BadName, BoxError, Conflict, HostError, UsageError
+
+NEW = Chain("oak", (Layer(BASE),))
+TAKEN = "2026-11-30T14:00:00.000Z"
+
+
+@dataclass
+class Folder:
+    """A folder as the steps change it: files by whether they may be written, and chain.toml."""
+
+    chain: Chain = NEW
+    files: dict[str, bool] = field(default_factory=lambda: {BASE: True})
+
+    def do(self, step: FileStep) -> None:
+        match step:
+            case Make(file, size):
+                assert file not in self.files
+                assert size > 0
+                self.files[file] = True
+            case Commit(new):
+                assert new.files <= self.files.keys(), "it names what is not there"
+                self.chain = new
+            case Freeze(file):
+                assert file != self.chain.top.file, "the layer that is written was frozen"
+                self.files[file] = False
+            case Remove(file):
+                assert file not in self.chain.files, "a layer that is needed was removed"
+                del self.files[file]
+
+    def check(self) -> None:
+        assert self.files.keys() == self.chain.files
+        assert {file for file, writable in self.files.items() if writable} == {self.chain.top.file}
+
+
+def changed(found: Chain, what: str, number: int, pick: int) -> Chain:
+    """One verb's new chain. Raises what the verb would."""
+    overlay, base = f"{number:016x}.qcow2", f"{number:016x}.raw"
+    labels = [each.label for each in found.snapshots] or ["none"]
+    label = labels[pick % len(labels)]
+    size = found.size_mib or 64
+    if what == "take":
+        return chain.with_snapshot(found, f"s{number}", TAKEN, overlay, size)
+    if what == "restore":
+        return chain.restored(found, label, overlay, size)
+    if what == "restore-keep":
+        kept = chain.with_snapshot(found, f"s{number}", TAKEN, f"{number:015x}f.qcow2", size)
+        return chain.restored(kept, label, overlay, size)
+    if what == "reset":
+        return chain.emptied(found, base)
+    if what == "reset-keep":
+        kept = chain.with_snapshot(found, f"s{number}", TAKEN, overlay, size)
+        return chain.emptied(kept, base)
+    if what == "forget":
+        return chain.without_snapshot(found, label)
+    return chain.grown(found, size + pick) if found.size_mib else found
+
+
+VERBS = ("take", "restore", "restore-keep", "reset", "reset-keep", "forget", "grow")
+plans = st.lists(
+    st.tuples(st.sampled_from(VERBS), st.integers(0, 9), st.integers(0, 12)), max_size=40
+)
+
+
+@given(plans)
+def test_a_crash_at_any_step_leaves_the_old_disk_or_the_new_one(
+    plan: list[tuple[str, int, int]],
+) -> None:
+    folder = Folder()
+    for number, (what, pick, crash) in enumerate(plan, 1):
+        old = folder.chain
+        try:
+            new = changed(old, what, number, pick)
+        except BoxError:
+            continue
+        steps = chain.steps_between(old, new, folder.files, 64)
+        for step in steps[:crash]:
+            folder.do(step)
+        assert folder.chain in (old, new)
+        for step in chain.tidied(folder.chain, dict(folder.files)):
+            folder.do(step)
+        folder.check()
+        for snapshot in folder.chain.snapshots:
+            assert {layer.file for layer in snapshot.layers} <= folder.files.keys()
+
+
+@given(plans)
+def test_chain_toml_says_it_all_again(plan: list[tuple[str, int, int]]) -> None:
+    found = NEW
+    for number, (what, pick, _) in enumerate(plan, 1):
+        try:
+            found = changed(found, what, number, pick)
+        except BoxError:
+            continue
+        assert chain.parse(chain.render(found)) == found
+
+
+def test_a_chain_of_an_older_version_is_understood() -> None:
+    text = 'sandbox = "oak"\nlayer = [\n    { file = "base.raw", format = "raw" },\n]\n'
+    assert chain.parse(text) == NEW
+    assert chain.render(NEW) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "garbage [",
+        "a = " + "[" * 50_000,
+        'sandbox = "oak"\nlayer = []',
+        'sandbox = "oak"\nlayer = [{file = "../x.raw", format = "raw"}]',
+        'sandbox = "oak"\nlayer = [{file = "/etc/shadow", format = "raw"}]',
+        'sandbox = "oak"\nlayer = [{file = "base.raw", format = "qcow2"}]',
+        'sandbox = "oak"\nlayer = [{file = "0123456789abcdef.qcow2", format = "qcow2"}]',
+        'sandbox = "oak"\nlayer = [{file = "base.raw", format = "raw", size_mib = 9}]',
+        'sandbox = "oak"\nsize_mib = 9\nlayer = [{file = "base.raw", format = "raw"}]',
+        'sandbox = "oak"\nlayer = [{file = "base.raw", format = "raw"}]\n'
+        'snapshot = [{label = "a", taken = "t", size_mib = 1, layers = ["base.raw"]}]',
+        'sandbox = "oak"\nlayer = [{file = "base.raw", format = "raw"}]\n'
+        'snapshot = [{label = "a", taken = "t", size_mib = 1, layers = ["feedfeedfeedfeed.raw"]}]',
+        "sandbox = 7\nlayer = [{file = 'base.raw', format = 'raw'}]",
+    ],
+)
+def test_a_chain_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # whatever it is that is wrong
+        chain.parse(text)
+
+
+def filled(snapshots: int) -> Chain:
+    found = NEW
+    for number in range(snapshots):
+        found = chain.with_snapshot(found, f"s{number:061}e", TAKEN, f"{number:016x}.qcow2", 99999)
+    return found
+
+
+def test_a_chain_that_grew_too_long_is_refused_with_the_fix() -> None:
+    full = filled(LAYERS_MAX - 1)
+    assert len(full.layers) == LAYERS_MAX
+    with pytest.raises(HostError, match=r"32 layers.*\n.*box restore"):
+        chain.with_snapshot(full, "more", TAKEN, "f" * 16 + ".qcow2", 64)
+
+
+def test_the_longest_chain_is_small_enough_to_be_read() -> None:
+    found = filled(LAYERS_MAX - 1)
+    for number in range(SNAPSHOTS_MAX - len(found.snapshots)):
+        early = chain.restored(found, f"s{29:061}e", f"{number:016x}.qcow2", 99999)
+        found = chain.with_snapshot(
+            early, f"t{number:061}e", TAKEN, f"{number + 1000:016x}.qcow2", 99999
+        )
+        found = chain.restored(found, f"t{number:061}e", f"{number + 2000:016x}.qcow2", 99999)
+    assert len(found.snapshots) == SNAPSHOTS_MAX
+    assert len(chain.render(found).encode()) < LIMIT
+    with pytest.raises(HostError, match="64 snapshots"):
+        chain.with_snapshot(
+            chain.restored(found, f"s{0:061}e", "f" * 16 + ".qcow2", 1), "x", TAKEN, "0.qcow2", 1
+        )
+
+
+def test_labels_are_words_and_each_is_used_once() -> None:
+    taken = chain.with_snapshot(NEW, "before", TAKEN, "f" * 16 + ".qcow2", 64)
+    with pytest.raises(Conflict, match="has a snapshot before already"):
+        chain.with_snapshot(taken, "before", TAKEN, "e" * 16 + ".qcow2", 64)
+    for label in ("", "Before", "../x", "a b", "-x"):
+        with pytest.raises(BadName, match="is not a label"):
+            chain.with_snapshot(NEW, label, TAKEN, "f" * 16 + ".qcow2", 64)
+    with pytest.raises(UsageError, match=r"no snapshot after.*\n.*known: before"):
+        chain.restored(taken, "after", "e" * 16 + ".qcow2", 64)
+
+
+def test_a_restored_disk_keeps_the_size_it_had_grown_to() -> None:
+    taken = chain.with_snapshot(NEW, "small", TAKEN, "f" * 16 + ".qcow2", 64)
+    later = chain.restored(chain.grown(taken, 128), "small", "e" * 16 + ".qcow2", 128)
+    assert (later.size_mib, later.top.size_mib) == (128, 128)
