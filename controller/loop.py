@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 
 import prctl
@@ -29,7 +28,7 @@ from controller.wiring import build_host, load_config
 from controller.worker import Worker
 from controller.workqueue import WorkQueue
 from reconcilers import microvm
-from reconcilers.confinement import userscope
+from reconcilers.confinement import openfiles, userscope
 from reconcilers.host import Host
 from reconcilers.layout import Layout
 from specs.errors import BoxError, ConfinementError
@@ -261,8 +260,7 @@ def run(layout: Layout, once: bool) -> int:
         # status is.
         prctl.set_child_subreaper(True)
         # Four descriptors a sandbox: the usual 1,024 would be used up by some 250 of them.
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        openfiles.take_most()
         config = load_config(layout)
         logging.getLogger().setLevel(config.log_level.upper())
         try:

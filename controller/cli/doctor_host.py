@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 
 from controller.cli.doctor_result import SETUP, Result, Subject
@@ -73,6 +74,20 @@ def namespaces(name: str, about: Subject) -> Result:
         fix = "run as root on the host itself, or in a container that may make namespaces"
         return Result(name, "fail", f"refused: {', '.join(refused)}", fix)
     return Result(name, "ok", ", ".join(wanted))
+
+
+def open_files(name: str, about: Subject) -> Result:
+    """The hard limit that a controller started like this one has, or gets by itself (tried)."""
+    from reconcilers.confinement import openfiles
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        most = openfiles.take_most()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0], limits[1]))
+    if most < openfiles.NEEDED:
+        return Result(name, "warn", f"at most {most}, {openfiles.NEEDED} needed", openfiles.FIX)
+    return Result(name, "ok", f"at most {most}")
 
 
 def landlock(name: str, about: Subject) -> Result:

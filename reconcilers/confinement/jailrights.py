@@ -77,7 +77,13 @@ def reset_signals() -> None:
 def limit_resources(document: Document) -> None:
     for name, soft, hard in document.rlimits:
         number = getattr(resource, f"RLIMIT_{name.upper()}")
-        resource.setrlimit(number, (soft, hard))
+        try:
+            resource.setrlimit(number, (soft, hard))
+        except (ValueError, OSError) as error:
+            _, ours = resource.getrlimit(number)
+            raise ValueError(
+                f"{name} cannot be {hard}, for the controller's own hard limit is {ours}"
+            ) from error
         if resource.getrlimit(number) != (soft, hard):
             raise OSError(errno.EINVAL, f"the kernel keeps another limit for {name}")
 

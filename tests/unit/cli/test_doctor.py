@@ -89,6 +89,18 @@ def test_doctor_sees_no_new_privileges(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_root
+def test_doctor_sees_a_limit_of_open_files_that_is_too_low_for_helpers(tmp_path: Path) -> None:
+    script = (
+        "import ctypes, resource\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))\n"  # Linux's own
+        "ctypes.CDLL(None).prctl(24, 24, 0, 0, 0)\n"  # PR_CAPBSET_DROP CAP_SYS_RESOURCE
+    )
+    found = checks_after(script, tmp_path)["open files"]
+    assert (found["state"], found["found"]) == ("warn", "at most 4096, 16384 needed")
+    assert "ulimit -Hn" in found["fix"]
+
+
+@pytest.mark.needs_root
 def test_doctor_leaves_no_trace_of_what_it_tried(tmp_path: Path) -> None:
     def traces() -> list[str]:
         top = Path("/sys/fs/cgroup")
