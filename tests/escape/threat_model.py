@@ -47,7 +47,8 @@ def differences(report: dict[str, Any], text: str = "") -> list[str]:
     read = {key: _words(key, value, report) for key, value in report["confinement"].items()}
     found = []
     ran = {str(each["id"]).partition(".")[0] for each in report.get("checks", [])}
-    left_out = {row for group, row in ROWS.items() if ran and group not in ran}
+    of_group = dict.fromkeys(written, "outside") | {row: group for group, row in ROWS.items()}
+    left_out = {row for row, group in of_group.items() if ran and group not in ran}
     for key in sorted((written.keys() | read.keys()) - left_out):
         said, seen = written.get(key, "no such row"), read.get(key, NOT_SHOWN)
         if said != seen:

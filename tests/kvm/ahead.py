@@ -86,9 +86,10 @@ def leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def main(user: str, isolation: str, *rest: str) -> None:
-    """The lab's job, with pytest's arguments if any; its outcome goes to the last word."""
-    from tests.kvm.lab import Job, run
+def main(*words: str) -> None:
+    """The lab's job that these words ask for; its outcome goes to the file named last."""
+    from tests.kvm.job import Job
+    from tests.kvm.lab import run
 
     signal.signal(signal.SIGTERM, leave)
     # Inside, every limit of time is of a processor that is slow enough when it has one to itself.
@@ -96,8 +97,8 @@ def main(user: str, isolation: str, *rest: str) -> None:
         Path("/proc/self/autogroup").write_text(
             "-5"
         )  # sched(7): where sessions share, not processes
-    *arguments, result = rest
-    outcome = run(Job(user, isolation, arguments=tuple(arguments)))
+    *asked, result = words
+    outcome = run(Job.named(asked))
     Path(result).write_text(json.dumps(asdict(outcome)))
 
 

@@ -52,12 +52,12 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     beside = first is not None and place(session.items[0]) < len(PATIENT)
     if session.testsfailed or session.config.option.collectonly or not beside or missing_lab():
         return
-    from tests.kvm.lab import Job
+    from tests.kvm.job import Job
 
     assert isinstance(first, pytest.Function)
     job = first.callspec.params["job"]
     assert isinstance(job, Job)
-    command = [sys.executable, "-m", "tests.kvm.ahead", job.user, job.isolation, *job.arguments]
+    command = [sys.executable, "-m", "tests.kvm.ahead", *job.words()]
     BEGUN[first.nodeid] = Ahead(command)
 
 

@@ -17,48 +17,19 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import GUEST_KERNEL
 from tests.escape.threat_model import differences
-from tests.kvm.image import VENV, LabImage, lab_image, missing
+from tests.kvm.image import LabImage, lab_image, missing
+from tests.kvm.job import PATIENCE, SITE, Job
 from tests.lint.tree import ROOMS, ROOT, project_files
 from tests.setup.wheel import build_wheel
 
 RAM_MIB = 3072
-SITE = f"{VENV}/lib/python3.11/site-packages"  # of bookworm, which image.py makes the lab of
-# A factor on every limit of time out here and in there, for hosts that do other things meanwhile:
-# the limits end what hangs, none of them is a measure.
-PATIENCE = int(os.environ.get("BOX_LAB_PATIENCE", "1"))
 LAB_SECONDS = 1080 * PATIENCE
-WHOS = ("root", "user")
-ISOLATIONS = ("strict", "standard")
-# What else of the escape suite can be had in there; `load` cannot (docs/kvm-lab.md).
-MORE_GROUPS = ("mounts", "network", "channel")
-ESCAPE = "tests/kvm/inside/escape.py"
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to do inside. `arguments` are pytest's; empty runs what the lab is for. `groups` are
-    those of the escape suite that are run instead of the usual ones."""
-
-    user: str = "root"
-    isolation: str = "strict"
-    shell: bool = False
-    arguments: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-
-    def settings(self) -> str:
-        """Shell assignments; no value holds a quote."""
-        return (
-            f"LAB_WHAT={'shell' if self.shell else 'tests'}\nLAB_USER={self.user}\n"
-            f"LAB_ISOLATION={self.isolation}\nLAB_ARGUMENTS='{' '.join(self.arguments)}'\n"
-            f"LAB_GROUPS='{' '.join(self.groups)}'\n"
-            f"LAB_PATIENCE={PATIENCE}\nLAB_SITE={SITE}\n"
-        )
 
 
 @dataclass
@@ -276,16 +247,7 @@ def _name(result: dict[str, object]) -> str:
 
 def main(arguments: list[str]) -> int:
     """`./dev kvm-lab [--shell] [root|user] [strict|standard] [GROUP...] [pytest's arguments]`."""
-    job = Job(shell="--shell" in arguments)
-    for word in arguments:
-        if word in WHOS:
-            job = replace(job, user=word)
-        elif word in ISOLATIONS:
-            job = replace(job, isolation=word)
-        elif word in MORE_GROUPS:
-            job = replace(job, groups=(*job.groups, word), arguments=(ESCAPE,))
-        elif word != "--shell":
-            job = replace(job, arguments=(*job.arguments, word))
+    job = Job.named(arguments)
     if why := missing():
         print(f"kvm-lab: {why}", file=sys.stderr)
         return 1

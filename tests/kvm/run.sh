@@ -18,7 +18,8 @@ else
     /opt/box/bin/python -m reconcilers.confinement.handover "$(id -u lab)" $$ || exit 92
     install -d -m 755 /run/user
     install -d -m 700 -o lab -g lab "/run/user/$(id -u lab)"
-    ulimit -Hn 524288 # as systemd gives it to every login; root's box raises the kernel's 4,096
+    # As systemd gives it to every login; root's box raises the kernel's 4,096 by itself.
+    prlimit --nofile=1024:524288 --pid $$ || exit 93
     files=$everybody
 fi
 # shellcheck disable=SC2086 # one word per file is meant

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests.kvm.conftest import BEGUN, SUMMARIES
-from tests.kvm.lab import LAB_SECONDS, Job, Outcome, run, summary
+from tests.kvm.job import Job
+from tests.kvm.lab import LAB_SECONDS, Outcome, run, summary
 
 # Beside the run itself: making the image, the first time, and the second disk.
 pytestmark = [pytest.mark.needs_lab, pytest.mark.timeout(LAB_SECONDS + 600)]

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.escape.test_threat_model import REPORT
-from tests.kvm.lab import Job, Outcome, of_the_suite, summary
+from tests.kvm.job import ESCAPE, MORE_GROUPS, Job
+from tests.kvm.lab import Outcome, of_the_suite, summary
 
 READINGS = {"hardware": True}
+JOBS = [
+    Job(),
+    Job("user", "standard", shell=True),
+    Job("user", "strict", groups=MORE_GROUPS),
+    Job("root", "standard", arguments=("tests/vm/test_drift.py", "-x")),
+]
 
 
 def report(*checks: tuple[str, str], **readings: Any) -> dict[str, Any]:
@@ -44,11 +53,32 @@ def test_the_rows_of_a_group_that_was_not_run_are_not_missed() -> None:
     made = report(("outside.hardware", "PASS"))
     del made["confinement"]["mounts"]
     assert outcome_of(made).failures() == []
-    made["checks"] += report(("mounts.confined", "PASS"))["checks"]
+    made["checks"] += report(("mounts.helper", "PASS"))["checks"]
     (found,) = outcome_of(made).failures()
     assert "mounts" in found and "not shown" in found
+
+
+def test_groups_run_without_the_readings_from_outside_do_not_miss_them_either() -> None:
+    made = report(("mounts.helper", "PASS"), ("network.vmm", "PASS"))
+    own = ("mounts", "network bridge")
+    made["confinement"] = {row: made["confinement"][row] for row in own}
+    assert outcome_of(made).failures() == []
+    made["confinement"]["network bridge"] = "everything"
+    (found,) = outcome_of(made).failures()
+    assert "'everything'" in found
 
 
 def test_a_reading_that_the_threat_model_does_not_have_fails() -> None:
     (found,) = outcome_of(report(uid="shared")).failures()
     assert "THREAT_MODEL" in found and "'shared'" in found
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: " ".join(job.words()))
+def test_a_job_is_the_one_that_its_words_ask_for(job: Job) -> None:
+    """A session hands its first job of the lab to another process in these words."""
+    assert Job.named(job.words()) == job
+
+
+def test_groups_of_the_suite_are_run_without_the_other_tests() -> None:
+    assert f"LAB_ARGUMENTS='{ESCAPE}'" in Job(groups=MORE_GROUPS).settings()
+    assert "LAB_ARGUMENTS=''" in Job().settings()
