@@ -31,6 +31,7 @@ _NETLINK_NETFILTER = 12
 _NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP = 1, 4, 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _TIMEOUT = 5.0
+_SAID_MAX = 200  # characters of nft's first line that an event shows
 
 
 def installed() -> bool:
@@ -39,7 +40,17 @@ def installed() -> bool:
 
 def load(table: Table) -> None:
     """Make the table what it should be, in one transaction. Raises HostError, CommandError."""
-    run(["nft", "-j", "-f", "-"], data=table.to_json())
+    try:
+        run(["nft", "-j", "-f", "-"], data=table.to_json())
+    except CommandError as error:
+        # What failed went in by a pipe, so nobody can run it again: nft's own word has to be there.
+        said = error.last_lines.partition("\n")[0][:_SAID_MAX]
+        raise CommandError(
+            f"nft refuses the table {table.name}: {said or f'status {error.status}'}",
+            argv=error.argv,
+            status=error.status,
+            last_lines=error.last_lines,
+        ) from error
 
 
 def listing(name: str) -> list[dict[str, Any]] | None:

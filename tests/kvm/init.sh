@@ -21,7 +21,9 @@ mount -t devpts -o mode=620,gid=5 devpts /dev/pts
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 # Nothing else is mounted there: every controller is in the one tree of cgroup v2.
 mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 /sys/fs/cgroup
+# As udev and containers have them; nft opens /dev/stdin by its name.
 ln -sf /proc/self/fd /dev/fd
+for each in 0:stdin 1:stdout 2:stderr; do ln -sf "/proc/self/fd/${each%:*}" "/dev/${each#*:}"; done
 hostname lab
 ip link set lo up
 
