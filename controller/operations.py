@@ -27,8 +27,8 @@ from reconcilers.launched import as_launched
 from reconcilers.live import Live
 from reconcilers.observe import (
     PING_TIMEOUT,
+    confinement_of,
     disk_bytes,
-    read_confinement,
     read_network,
     wanted_confinement,
 )
@@ -167,7 +167,9 @@ class Operations:
             directories, _ = await asyncio.to_thread(
                 mountrules.look, self._host, self._inventory, name, box
             )
-            confinement = read_confinement(self._host, name, box, record, uid, size, directories)
+            confinement = await confinement_of(
+                self._host, name, box, record, uid, size, directories
+            )
         except ProcessLookupError as error:
             raise NotUp(f"the VMM of {name} has just ended", fix=f"box events {name}") from error
         network = await read_network(self._host, name, box, record.pid)

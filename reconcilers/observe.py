@@ -6,8 +6,10 @@ What cannot be read becomes `Unknown`; only a definite "not there" becomes None.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from reconcilers import disk as disks
@@ -53,7 +55,7 @@ async def observe(
     launched = as_launched(box, record.settings) if box is not None and record is not None else box
     cgroup, inside = _cgroup(host, name)
     disk = _disk(host.layout.disks(name))
-    vmm = _vmm(host, name, launched, record, disk, directories)
+    vmm = await _vmm(host, name, launched, record, disk, directories)
     known = {vmm.pid} if isinstance(vmm, Vmm) else set[int]()
     bridged = launched is not None and launched.network == "bridge"
     pid = vmm.pid if isinstance(vmm, Vmm) and bridged else 0
@@ -136,7 +138,7 @@ async def read_network(host: Host, name: str, box: Boxfile | None, pid: int) -> 
         return Unknown(str(error))
 
 
-def _vmm(
+async def _vmm(
     host: Host,
     name: str,
     box: Boxfile | None,
@@ -153,7 +155,7 @@ def _vmm(
     if box is not None and box.state == "running":
         uid = host.claimed_uid(name, str(box.isolation))
         try:
-            readings = read_confinement(host, name, box, record, uid, _size(disk), directories)
+            readings = await confinement_of(host, name, box, record, uid, _size(disk), directories)
         except (OSError, BoxError) as error:
             if procfs.alive(record.pid, record.start_time) is None:
                 return None  # it ended while it was being read
@@ -167,6 +169,22 @@ def wanted_confinement(
     """The jail that the Boxfile asks for, with the accelerator its VMM was started with."""
     kvm = record.accel == "kvm"
     return host.confinement(box, record.uid if uid is None else uid, kvm=kvm, disk_bytes=disk_bytes)
+
+
+async def confinement_of(
+    host: Host,
+    name: str,
+    box: Boxfile,
+    record: LaunchRecord,
+    uid: int | None,
+    disk_bytes: int,
+    directories: Sequence[Directory],
+) -> tuple[Reading, ...]:
+    """`read_confinement` without ever holding up the event loop: an ordinary user's may have to ask
+    a process (`confinement.inside`), which can stand still.
+    """
+    read = partial(read_confinement, host, name, box, record, uid, disk_bytes, directories)
+    return read() if os.geteuid() == 0 else await asyncio.to_thread(read)
 
 
 def read_confinement(

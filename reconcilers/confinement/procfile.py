@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 
 
 def read(path: str) -> bytes:
@@ -53,7 +54,11 @@ def kind_of(descriptor_path: str) -> tuple[str, str]:
     Kinds: file, directory, device, socket, pipe, memfd, anonymous. The detail of a file or device
     is "dev:inode" or "major:minor"; of the others the link's own text.
     """
-    link = os.readlink(descriptor_path)
+    return kind_by_link(os.readlink(descriptor_path), lambda: os.stat(descriptor_path))
+
+
+def kind_by_link(link: str, found: Callable[[], os.stat_result]) -> tuple[str, str]:
+    """The same from what the entry links to; `found` is asked where a path alone tells nothing."""
     if link.startswith("/memfd:"):
         return "memfd", link
     if not link.startswith("/"):
@@ -61,7 +66,7 @@ def kind_of(descriptor_path: str) -> tuple[str, str]:
         if name in ("socket", "pipe"):
             return name, link
         return "anonymous", rest.strip("[]")
-    return file_kind(os.stat(descriptor_path))
+    return file_kind(found())
 
 
 def file_kind(found: os.stat_result) -> tuple[str, str]:

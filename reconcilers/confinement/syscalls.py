@@ -62,6 +62,7 @@ _NUMBERS = {
     "move_mount": 429,
     "close_range": 436,
     "openat2": 437,
+    "pidfd_getfd": 438,
     "mount_setattr": 442,
     "landlock_create_ruleset": 444,
     "landlock_add_rule": 445,
@@ -195,6 +196,14 @@ def close_range(first: int, last: int) -> None:
         _libc.syscall(number, ctypes.c_uint(first), ctypes.c_uint(last), ctypes.c_uint(0)),
         "close_range",
     )
+
+
+def pidfd_getfd(process: int, number: int) -> int:
+    """A copy of the descriptor `number` of the process behind a pidfd; it is close-on-exec.
+
+    OSError EBADF: it has none of that number; EPERM: only who may trace the process gets one.
+    """
+    return _call("pidfd_getfd", process, number, 0)
 
 
 def set_securebits(bits: int) -> None:

@@ -12,7 +12,6 @@ from tests.escape.saboteur import Product
 # Every place that reads the walls of a sandbox, by the names through which they are called.
 READERS = (
     "reconcilers.observe.read_confinement",
-    "controller.operations.read_confinement",
     "reconcilers.mending.read_vmm",
     "reconcilers.confinement.atlaunch.readings",
 )

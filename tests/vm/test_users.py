@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import struct
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -19,8 +17,9 @@ from typing import Any
 import pytest
 
 from reconcilers.confinement import syscalls
+from tests.vm.handed import hand_over
 from tests.vm.harness import READY, TINY, until
-from tests.vm.people import COUNT, Person, PersonsHome, person, persons_home
+from tests.vm.people import COUNT, Person, PersonsHome, is_reader, person, persons_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
 
@@ -114,6 +113,10 @@ def test_every_layer_is_there(home: PersonsHome, name: str) -> None:
     assert home.run(name, "echo", "hello").stdout == b"hello\n"
 
 
+def test_no_process_of_its_own_is_needed_to_look(home: PersonsHome) -> None:
+    assert not [each for each in home.every_child() if is_reader(each)]
+
+
 def test_what_only_root_may_read_is_labelled_as_of_the_launch(home: PersonsHome) -> None:
     readings = home.report(STRICT[0])["confinement"]
     [program] = [each for each in readings if each["item"] == "program sha256"]
@@ -178,22 +181,10 @@ def test_a_changed_time_slice_is_put_back_where_the_vmm_is_the_users_own(
 
 
 def test_a_descriptor_that_a_strict_vmm_was_not_given_costs_it_its_life(home: PersonsHome) -> None:
-    """Seen only from inside its user namespace: the user may not list /proc/PID/fd."""
+    """The user may not list its /proc/PID/fd; it is seen by copies."""
     name = STRICT[1]
     pid = home.pid(name)
-    secret = os.open("/etc/shadow", os.O_RDONLY)
-    monitor = socket.socket(socket.AF_UNIX)
-    monitor.settimeout(20)
-    monitor.connect(str(home.runtime / name / "qmp.sock"))
-    monitor.recv(4096)
-    monitor.sendall(b'{"execute":"qmp_capabilities"}')
-    monitor.recv(4096)
-    command = b'{"execute":"getfd","arguments":{"fdname":"secret"}}'
-    given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", secret))]
-    monitor.sendmsg([command], given)
-    assert b"return" in monitor.recv(4096)
-    monitor.close()
-    os.close(secret)
+    hand_over(home.runtime / name / "qmp.sock", "/etc/shadow")
     home.look_again()
     until(lambda: not os.path.exists(f"/proc/{pid}"), 40, f"it is replaced; {home.log()}")
     home.mended(name, "descriptors")
