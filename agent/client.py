@@ -140,6 +140,29 @@ class AgentClient:
             raise ProtocolError("the guest sent no number for the size of /data")
         return int(output)
 
+    async def export_data(self, seconds: float) -> None:
+        """Write all of /data as an archive to the disk `transfer`. Raises GuestError, also for a
+        disk that is too short, and ChannelError when it takes longer than `seconds`.
+        """
+        await self._transfer(Kind.EXPORT, "cannot export /data", seconds)
+
+    async def import_data(self, seconds: float) -> None:
+        """Add what is in the archive on the disk `transfer` to /data, or nothing of it. Raises as
+        `export_data`; GuestError says also what of /data is in the way.
+        """
+        await self._transfer(Kind.IMPORT, "cannot import into /data", seconds)
+
+    async def _transfer(self, kind: Kind, what: str, seconds: float) -> None:
+        if "transfer" not in self.hello.capabilities:
+            raise GuestError(f"{what}: the guest's agent is too old")
+        process = await self._start(kind, b"")
+        try:
+            async with asyncio.timeout(seconds):
+                how, _, _ = await process.collect(64)
+        except TimeoutError:
+            raise ChannelError(f"{what}: it took longer than {seconds:g} s") from None
+        _check(how, what)
+
     # -- questions --------------------------------------------------------------------------------
 
     async def ping(self, timeout: float = REPLY_SECONDS) -> float:

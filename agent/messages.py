@@ -43,6 +43,8 @@ class Kind(IntEnum):
     STATS = 10
     MOUNT = 11
     NETWORK = 12
+    EXPORT = 13
+    IMPORT = 14
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@
 #include "base.h"
 #include "failure.h"
 #include "fileops.h"
+#include "transfer.h"
 
 #define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #define ACCOUNTS_SIZE (1u << 20)
@@ -176,7 +177,10 @@ void child_run(const struct order *order) {
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
     (void)setsid();
     (void)file_put(AT_FDCWD, "/proc/self/oom_score_adj", "0");
-    if (order->kind == REQUEST_RESIZE) fileop_resize(order); /* in the agent's mounts: the view may have unmounted it */
+    /* In the agent's mounts: the view may have unmounted it. */
+    if (order->kind == REQUEST_RESIZE) fileop_resize(order);
+    if (order->kind == REQUEST_EXPORT) transfer_export();
+    if (order->kind == REQUEST_IMPORT) transfer_import();
     if (setns(CHILD_MOUNTS_FD, CLONE_NEWNS) != 0 || unshare(CLONE_NEWCGROUP) != 0)
         child_fail(EXIT_REFUSED, errno, "cannot enter the workloads' namespace: %s", strerror(errno));
     close(CHILD_MOUNTS_FD);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base.h"
+#include "staged.h"
 
 /* fs/ext4/ext4.h; not in the exported headers of every libc. Documentation/filesystems/ext4/about.rst. */
 #define EXT4_IOC_RESIZE_FS _IOW('f', 16, uint64_t)
@@ -26,8 +27,7 @@ static void close_directory(DIR **directory) {
     if (*directory != NULL) closedir(*directory);
 }
 
-/* The block device with this virtio serial, as /dev/NAME. */
-static bool find_disk(const char *serial, char *path, size_t room) {
+bool disk_find(const char *serial, char *path, size_t room) {
     __attribute__((cleanup(close_directory))) DIR *blocks = opendir("/sys/block");
     if (blocks == NULL) return false;
     for (struct dirent *entry = readdir(blocks); entry != NULL; entry = readdir(blocks)) {
@@ -57,7 +57,7 @@ static bool mount_overlay(char *state) {
 
 static bool mount_root(char *state, bool readonly) {
     char device[32];
-    if (!find_disk("root", device, sizeof device)) {
+    if (!disk_find("root", device, sizeof device)) {
         text(state, STATE_SIZE, "failed: no disk with the serial \"root\"");
         return false;
     }
@@ -70,12 +70,14 @@ static bool mount_root(char *state, bool readonly) {
 }
 
 static bool mount_data(char *state, char *device, size_t room) {
-    if (!find_disk("data", device, room)) {
+    if (!disk_find("data", device, room)) {
         text(state, STATE_SIZE, "none");
         return false;
     }
     if (mkdir(DATA, 0755) != 0 && errno != EEXIST) return failed(state, "/data is missing in the image");
     if (mount(device, DATA, "ext4", MS_NOSUID | MS_NODEV, NULL) != 0) return failed(state, "ext4 disk");
+    AUTO_CLOSE int top = open(DATA, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (top >= 0) staged_recover(top); /* before anybody can use it */
     uint64_t bytes = 0;
     int grown = data_grow(device, 0, &bytes);
     if (grown < 0) {

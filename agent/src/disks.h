@@ -3,6 +3,7 @@
 #define BOX_DISKS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define SYSROOT "/sysroot"
@@ -18,6 +19,9 @@ struct disks {
     char root[STATE_SIZE]; /* as told in HELLO_ACK */
     char data[STATE_SIZE];
 };
+
+/* The block device with this virtio serial, as /dev/NAME. */
+bool disk_find(const char *serial, char *path, size_t room);
 
 void disks_mount(struct disks *disks, bool readonly);
 

@@ -108,6 +108,8 @@ static bool sound(const struct stream *stream) {
     case REQUEST_READ:
     case REQUEST_WRITE:
     case REQUEST_RESIZE:
+    case REQUEST_EXPORT:
+    case REQUEST_IMPORT:
     default: return false;
     }
 }
@@ -150,6 +152,8 @@ void question_answer(struct session *session, struct stream *stream) {
     case REQUEST_READ:
     case REQUEST_WRITE:
     case REQUEST_RESIZE:
+    case REQUEST_EXPORT:
+    case REQUEST_IMPORT:
     default:
         break;
     }

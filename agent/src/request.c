@@ -81,6 +81,9 @@ bool order_parse(enum request_kind kind, const uint8_t *body, size_t length, str
         if (length != 8) return false;
         out->size = load64(body);
         return true;
+    case REQUEST_EXPORT:
+    case REQUEST_IMPORT:
+        return length == 0;
     case REQUEST_PING:
     case REQUEST_CLOCK:
     case REQUEST_RESEED:

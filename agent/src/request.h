@@ -26,6 +26,8 @@ enum request_kind {
     REQUEST_STATS = 10,
     REQUEST_MOUNT = 11,
     REQUEST_NETWORK = 12,
+    REQUEST_EXPORT = 13,
+    REQUEST_IMPORT = 14,
 };
 
 struct hello {
@@ -55,7 +57,7 @@ struct order {
 
 bool hello_parse(const uint8_t *payload, size_t length, struct hello *out);
 
-/* EXEC, READ, WRITE and RESIZE. False: malformed. */
+/* EXEC, READ, WRITE, RESIZE, EXPORT and IMPORT. False: malformed. */
 bool order_parse(enum request_kind kind, const uint8_t *body, size_t length, struct order *out);
 
 #endif

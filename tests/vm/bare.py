@@ -82,12 +82,19 @@ class BareVm:
     """One QEMU process. `start`, `connect`, and always `stop`."""
 
     def __init__(
-        self, folder: Path, *, initrd: Path, root: Path | None, data: Path | None = None
+        self,
+        folder: Path,
+        *,
+        initrd: Path,
+        root: Path | None,
+        data: Path | None = None,
+        transfer: Path | None = None,
     ) -> None:
         self.folder = folder
         self.initrd = initrd
         self.root = root
         self.data = data
+        self.transfer = transfer
         self.token = os.urandom(32)
         self.process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
@@ -114,7 +121,8 @@ class BareVm:
             argv += ["-chardev", f"socket,id=agent,fd={fds[0]},server=on,wait=off"]
             argv += ["-device", "virtio-serial-device"]
             argv += ["-device", "virtserialport,chardev=agent,name=box.agent.0"]
-            for name, path in (("root", self.root), ("data", self.data)):
+            disks = (("root", self.root), ("data", self.data), ("transfer", self.transfer))
+            for name, path in disks:
                 if path is not None:
                     access = "on" if name == "root" else "off"
                     drive = f"driver=raw,node-name={name},read-only={access},file.driver=file"
