@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.1
 HOPELESS_ISOLATION = ("EmulationRefused", "KvmNotUsable")
 UP_CHECK_SECONDS = 2.0
-# A refusal may be of the text before this one, and a layer may be missing only until it is mended.
+# A refusal may be of the text before this one.
 SETTLE_SECONDS = 2.0
 # Whoever waits longer than this is told for what.
 PROGRESS_SECONDS = 5.0
@@ -149,13 +149,18 @@ class AsDeclared:
         return _words(ready, ": ")
 
     def _wrong(self, layout: Layout, found: View) -> str | None:
-        """What stands against it, once it has stood for a while: it may be about to be mended."""
+        """What stands against it. Hopeless once it has stood for a while, but for a layer that a
+        live VMM lacks: it is being mended, however long that takes this host, until that fails.
+        """
         for kind in ("Valid", "Confined"):
             one = found.condition(kind)
             if one is None or str(one.status) != "False":
                 self._wrong_since.pop((found.name, kind), None)
                 continue
+            mending = str(one.reason) == "LayerMissing" and found.failure is None
             now = time.monotonic()
+            if mending:
+                self._wrong_since[found.name, kind] = now
             if now - self._wrong_since.setdefault((found.name, kind), now) >= SETTLE_SECONDS:
                 raise _hopeless(layout, found, one)
             return f"{one.reason}: {output.safe_lines(one.message)}"

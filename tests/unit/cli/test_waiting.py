@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from controller.cli.waiting import SETTLE_SECONDS
 from controller.socketfile import bind
 from controller.store import Record, Store
 from reconcilers.layout import Layout
 from specs.boxfile import Boxfile, State
+from specs.report import Failure
 from tests.unit.cli.hostservice import serving
 from tests.unit.cli.settled import condition, settle
 from tests.unit.cli.support import box, text
@@ -99,6 +101,27 @@ def test_a_refusal_that_is_lifted_while_waiting_is_no_failure(layout: Layout) ->
     status, shown, _ = apply_and_wait(layout, FERN, timeout="20s")
     mended.join()
     assert (status, "fern is as declared" in shown) == (0, True)
+
+
+MISSING = condition("Confined", "False", "LayerMissing", "rules: want as wanted, got others")
+STARTING = condition("Ready", "False", "Starting")
+
+
+def test_a_layer_that_is_mended_slowly_is_waited_for(layout: Layout) -> None:
+    settle(layout, conditions=(MISSING, STARTING))
+    mended = threading.Timer(2 * SETTLE_SECONDS, settle, [layout])
+    mended.start()
+    status, shown, _ = apply_and_wait(layout, FERN, timeout="20s")
+    mended.join()
+    assert (status, "fern is as declared" in shown) == (0, True)
+
+
+def test_a_layer_whose_mending_fails_is_not(layout: Layout) -> None:
+    failed = Failure(step="put back its network rules", message="nft refuses the table")
+    settle(layout, conditions=(MISSING, STARTING), failure=failed)
+    status, shown, seconds = apply_and_wait(layout, FERN, timeout="60s")
+    assert (status, "fern: LayerMissing: rules" in shown) == (1, True)
+    assert seconds < 10
 
 
 @pytest.mark.parametrize("before", [True, False])
