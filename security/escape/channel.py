@@ -116,7 +116,7 @@ def output(arena: Arena) -> str:
             raise Failed(f"{allowed / MIB:.0f} MiB that nobody reads were asked for")
         session.tell(b"".join(frame(STDOUT, flood.stream, bytes(32000)) for _ in range(999)))
         told.must_hang_up(session, "more output than was asked for")
-        code, error = _end_of(running)
+        code, error = _end_of(arena, running)
         if code == 0 or not error.strip():
             raise Failed(f"the command ended with {code} and said {error[-200:]!r}")
     return f"{allowed / 1024:.0f} KiB were asked for, then closed; box exec failed; {said[0]}"
@@ -163,7 +163,7 @@ def cut(arena: Arena) -> str:
     session = told.honest(half_an_exit)
     with unharmed(arena, told) as said:
         with told.started("half") as running:
-            code, error = _end_of(running)
+            code, error = _end_of(arena, running)
         if code == 0 or not error.strip():
             raise Failed(f"half an answer is status {code}, with {error[-200:]!r}")
         told.must_hang_up(session, "the channel was cut")
@@ -185,7 +185,7 @@ def names(arena: Arena) -> str:
     told.honest(refuse)
     with unharmed(arena, told) as said:
         with told.started("names") as running:
-            code, said_by_exec = _end_of(running)
+            code, said_by_exec = _end_of(arena, running)
         if found := raw(said_by_exec):
             raise Failed(f"box exec shows {found}: {said_by_exec[-200:]!r}")
         shown = [told.marker.encode() in said_by_exec]
@@ -229,10 +229,10 @@ def deleted(arena: Arena) -> str:
     return f"gone after {took:.1f} s, with its guest silent"
 
 
-def _end_of(running: subprocess.Popen[bytes]) -> tuple[int, bytes]:
+def _end_of(arena: Arena, running: subprocess.Popen[bytes]) -> tuple[int, bytes]:
     """(status, what it said on standard error) of a command, which has to end by itself."""
     try:
-        _, error = running.communicate(timeout=30)
+        _, error = running.communicate(timeout=30 * arena.home.scale)
     except subprocess.TimeoutExpired:
         raise Failed("box exec does not end") from None
     return running.returncode, error
