@@ -142,11 +142,14 @@ EnvName = Annotated[StrictStr, StringConstraints(max_length=256), AfterValidator
 LabelKey = Annotated[StrictStr, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 LabelValue = Annotated[StrictStr, StringConstraints(max_length=256), AfterValidator(_one_line)]
 EgressEntry = Annotated[StrictStr, StringConstraints(max_length=200), AfterValidator(_destination)]
-# Two types told apart beforehand, so that a mistake in a list is not also "not none or all".
+# Two types told apart beforehand, so that a mistake in a list is not also "not none or all". What
+# has a colon is an entry that should stand in a list.
 Egress = Annotated[
     Annotated[Literal["none", "all"], Tag("word")]
     | Annotated[tuple[EgressEntry, ...], Field(max_length=ENTRIES_MAX), Tag("list")],
-    Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "word"),
+    Discriminator(
+        lambda value: "list" if isinstance(value, list | tuple) or ":" in str(value) else "word"
+    ),
 ]
 Lines = Annotated[tuple[Text, ...], Field(max_length=LINES_MAX)]
 Names = Annotated[tuple[Line, ...], Field(max_length=LINES_MAX)]

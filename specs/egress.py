@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from specs.errors import NotAllowed
 from specs.text import visible
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -65,37 +66,49 @@ class Egress:
 
 
 def egress_of(written: str | Iterable[str]) -> Egress:
-    """The value behind a valid `egress` field. Raises ValueError for one that is not."""
+    """The value behind a valid `egress` field. Raises NotAllowed for one that is not."""
     if written == "none" or written == "all":
         return Egress("all" if written == "all" else "none")
     if isinstance(written, str):
-        raise ValueError('write "none", "all" or a list of IP:port')
+        raise NotAllowed("no such word", 'write "none", "all" or a list of IP:port')
     entries = tuple(parse_entry(each) for each in written)
     return Egress("list", entries) if entries else Egress("none")
 
 
 def parse_entry(text: str) -> Entry:
-    """One entry. Raises ValueError that says what is wrong and what to write instead."""
+    """One entry. Raises NotAllowed, which says what is wrong and what to write instead."""
     shown = visible(text, 80)
     parts = _ENTRY.fullmatch(text)
     if parts is None:
-        raise ValueError(f'"{shown}" is not IP:port: {_misspelt(text)}')
+        message, fix = _misspelt(text)
+        raise NotAllowed(f'"{shown}" is not IP:port: {message}', fix)
     written = parts["six"] if parts["six"] is not None else parts["four"]
     network = _network(written, shown)
     if (network.version == 6) != (parts["six"] is not None):
         fix = f"[{written}]" if network.version == 6 else written
-        raise ValueError(f'"{shown}": brackets belong around IPv6: write {fix}:{parts["port"]}')
+        raise NotAllowed(
+            f'"{shown}": brackets belong around IPv6', f"write {visible(fix)}:{parts['port']}"
+        )
     return Entry(network, _port(parts["port"], shown))
 
 
-def _misspelt(text: str) -> str:
+def _misspelt(text: str) -> tuple[str, str]:
     bare = _read(text.strip("[]"))
+    brackets = "an IPv6 address stands in brackets"
+    if bare is not None and bare.version == 4:
+        return "the port is missing", f"write {str(bare).removesuffix('/32')}:443 for HTTPS"
     if bare is not None:
-        ending = f"[{bare}]" if bare.version == 6 else str(bare)
-        return f"the port is missing, write {ending.removesuffix('/32')}:443 for HTTPS"
+        # "2001:db8::1:443" is an address as well, and rarely meant as one
+        address, _, last = text.rpartition(":")
+        if "[" not in text and (real := _read(address)) is not None and last.isdigit():
+            found = str(real).removesuffix("/128")
+            return brackets, f"write [{found}]:{last} for port {last} of {found}"
+        missing = "the port is missing" if "[" in text else f"the port is missing, and {brackets}"
+        return missing, f"write [{str(bare).removesuffix('/128')}]:443 for HTTPS"
     if text.count(":") > 1 and "[" not in text:
-        return "an IPv6 address stands in brackets, as in [2001:db8::1]:443"
-    return "write an address and a port, as in 192.0.2.10:443, 192.0.2.0/24:443 or [2001:db8::]:443"
+        return brackets, "write it as in [2001:db8::1]:443"
+    fix = "write both, as in 192.0.2.10:443, 192.0.2.0/24:443 or [2001:db8::]:443"
+    return "an address and a port are expected", fix
 
 
 def _read(text: str) -> Network | None:
@@ -109,25 +122,29 @@ def _network(text: str, shown: str) -> Network:
     loose = _read(text)
     if loose is None or "%" in text:
         if re.search("[a-z]", text, re.IGNORECASE) and ":" not in text:
-            message = (
-                f'"{shown}": names are not supported yet, write the address of {visible(text, 60)}'
+            raise NotAllowed(
+                f'"{shown}": names are not supported yet',
+                f"write the address of {visible(text, 60)}",
             )
-            raise ValueError(message)
-        raise ValueError(f'"{shown}": {visible(text, 60) or "nothing"} is not an address or a CIDR')
+        raise NotAllowed(
+            f'"{shown}": {visible(text, 60) or "nothing"} is not an address or a CIDR',
+            "write one as in 192.0.2.10, 192.0.2.0/24 or [2001:db8::10]",
+        )
     address = ipaddress.ip_interface(text).ip
     if address != loose.network_address:
-        raise ValueError(
-            f'"{shown}": {address} is not where {loose} begins;'
-            f" write {loose} for the range or {address} for the one address"
+        raise NotAllowed(
+            f'"{shown}": {address} is not where {loose} begins',
+            f"write {loose} for the range or {address} for the one address",
         )
     for never, why in _NEVER_NETWORKS:
         if never.version == loose.version and loose.subnet_of(never):  # type: ignore[arg-type]
-            raise ValueError(f'"{shown}" can never be reached: {text} {why}')
+            raise NotAllowed(f'"{shown}" can never be reached: {text} {why}', "leave it out")
     return loose
 
 
 def _port(text: str, shown: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535):
         word = "one port, a range is not supported" if "-" in text else "a port from 1 to 65535"
-        raise ValueError(f'"{shown}": {visible(text, 20) or "nothing"} is not {word}')
+        fix = "write an entry for each port" if "-" in text else "write a number, 443 for HTTPS"
+        raise NotAllowed(f'"{shown}": {visible(text, 20) or "nothing"} is not {word}', fix)
     return int(text)

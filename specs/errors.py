@@ -32,6 +32,17 @@ class Problem(Value):
         return f"{self.file}:{self.line}:{self.column}: {field}{self.message}{fix}"
 
 
+class NotAllowed(ValueError):
+    """A value that its field cannot have, raised by a field's own check; not part of the tree.
+
+    `fix` says what to write instead.
+    """
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
 class BoxError(Exception):
     """Root of the tree.
 

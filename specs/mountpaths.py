@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from posixpath import normpath
 
+from specs.errors import NotAllowed
+from specs.text import visible
+
 MOUNTS_MAX = 20
 """QEMU's microvm has 24 virtio-mmio slots; the console, two disks and a network card take four."""
 
@@ -19,36 +22,38 @@ _TAKEN = ("/data", "/proc", "/sys", "/dev")
 def check_host_path(path: str) -> str:
     """`path` itself: absolute, or `~` or `~/...` for the home of the user the controller runs as.
 
-    Raises ValueError with what is wrong.
+    Raises NotAllowed with what is wrong.
     """
     if path == "~" or path.startswith("~/"):
         return path
     if path.startswith("~"):
-        raise ValueError("only ~ and ~/ are expanded, for the user the controller runs as")
+        message = "only ~ and ~/ are expanded, for the user the controller runs as"
+        raise NotAllowed(message, "write the home directory out")
     if not path.startswith("/"):
-        raise ValueError("must be an absolute path, or begin with ~/")
+        message = "must be an absolute path, or begin with ~/"
+        raise NotAllowed(message, "write the whole path: the controller has a folder of its own")
     if normpath(path) in ("/", "//"):
-        raise ValueError("the whole host is never shared")
+        raise NotAllowed("the whole host is never shared", "share a folder below /")
     return path
 
 
 def check_guest_path(path: str) -> str:
     """`path` itself: absolute, in its shortest form, and nothing the guest needs for itself.
 
-    Raises ValueError with what is wrong.
+    Raises NotAllowed with what is wrong.
     """
     if not path.startswith("/"):
-        raise ValueError("must be an absolute path")
+        raise NotAllowed("must be an absolute path", f"write {visible('/' + path)}")
     if ".." in path.split("/"):
-        raise ValueError("must not contain ..")
+        raise NotAllowed("must not contain ..", f"write {visible(normpath(path))}")
     plain = "/" + normpath(path).lstrip("/")
     if plain == "/":
-        raise ValueError("is the guest's root: choose a folder")
+        raise NotAllowed("is the guest's root", "choose a folder, such as /src")
     if path != plain:
-        raise ValueError(f"write it in its shortest form, {plain}")
+        raise NotAllowed(f"is not in its shortest form, {plain}", f"write {plain}")
     for taken in _TAKEN:
         if _is_or_below(plain, taken):
-            raise ValueError(f"{taken} is the guest's own: choose another folder")
+            raise NotAllowed(f"{taken} is the guest's own", "choose another folder, such as /src")
     return path
 
 

@@ -78,11 +78,13 @@ def judge(
     try:
         value = model.model_validate(document.data)
     except ValidationError as error:
-        taken = {(problem.line, problem.column) for problem in found if problem.field}
-        for problem in _translate(model, error, document, file, hidden):
-            if (problem.line, problem.column) not in taken:
+        taken: set[object] = {(one.line, one.column) for one in found if one.field}
+        for problem, missing in _translate(model, error, document, file, hidden):
+            # A field that is not there has no place of its own, only that of its map.
+            key = problem.field if missing else (problem.line, problem.column)
+            if key not in taken:
                 found.append(problem)
-                taken.add((problem.line, problem.column))
+                taken.add(key)
     return (None, tuple(found)) if found else (value, ())
 
 
@@ -103,10 +105,11 @@ def _translate(
     document: Document,
     file: str,
     hidden: Collection[str],
-) -> Iterator[Problem]:
+) -> Iterator[tuple[Problem, bool]]:
+    """Each mistake, and whether it is a field that is not there."""
     for detail in error.errors(include_url=False):
-        path, of_key = _path(detail["loc"], document)
         kind = detail["type"]
+        path, of_key = _path(detail["loc"], document, kind == "missing")
         if kind == "extra_forbidden":
             message, fix = _unknown(model, path, hidden)
             place = document.key_place(path)
@@ -117,11 +120,15 @@ def _translate(
             written = document.texts.get(path, "")
             message, fix = _wording(kind, detail, path, detail.get("input"), written)
             place = document.place(path)
-        yield Problem(file, *place, dotted(path), message, fix)
+        if kind == "model_type" and (holder := _model_at(model, path)) is not None:
+            fix += f"; the fields are {', '.join(holder.model_fields)}"
+        yield Problem(file, *place, dotted(path), message, fix), kind == "missing"
 
 
-def _path(loc: tuple[int | str, ...], document: Document) -> tuple[Path, bool]:
-    """The part of pydantic's location that is in the document, and whether it means a key."""
+def _path(loc: tuple[int | str, ...], document: Document, missing: bool) -> tuple[Path, bool]:
+    """The part of pydantic's location that is in the document, with the name of a field that is
+    missing there, and whether it means a key.
+    """
     path: Path = ()
     value: Any = document.data
     for step in loc:
@@ -130,8 +137,8 @@ def _path(loc: tuple[int | str, ...], document: Document) -> tuple[Path, bool]:
         if not (inside_map or inside_list):
             if isinstance(value, list) and isinstance(step, str):
                 continue  # pydantic's name for one of several types
-            if step != "[key]" and isinstance(value, dict) and not path:
-                path = (*path, step)  # a missing field
+            if step != "[key]" and isinstance(value, dict) and (missing or not path):
+                path = (*path, step)
             break
         value = value[step]
         path = (*path, step)

@@ -27,6 +27,8 @@ from specs.yamlscalar import BadScalar, resolve
 _ODD_INDENT = re.compile(
     "^ *([\\u00a0\\u1680\\u2000-\\u200b\\u202f\\u205f\\u2060\\u3000\\ufeff])", re.MULTILINE
 )
+# An IPv6 address in its brackets, which YAML takes for a list.
+_BRACKETED = re.compile("(?<![\"'])\\[[0-9a-f.]*:[0-9a-f:./]*\\]:[0-9]+", re.IGNORECASE)
 EMPTY_FIX = "write at least one field, or delete the file to delete the sandbox"
 
 # What the parser says, and what a person needs to hear.
@@ -186,6 +188,11 @@ class Composer:
         if "end of stream" in said and error.context_mark is not None:
             mark = error.context_mark
         place = _place(mark) if mark is not None else Place(1, 1)
+        lines = self._text.split("\n")
+        if place.line <= len(lines) and (found := _BRACKETED.search(lines[place.line - 1])):
+            place = Place(place.line, found.start() + 1)
+            quoted = visible(found.group(), 80)
+            return self._stop(place, "a [ begins a list", f'quote it: "{quoted}"')
         for part, message, fix in _EXPLAINED:
             if part in said:
                 return self._stop(place, message, fix)

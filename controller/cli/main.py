@@ -16,6 +16,8 @@ READER_LEFT = 141
 """128 + SIGPIPE: whoever read our output has gone."""
 BOX_FAILED = 125
 """Only for `box exec`: box itself failed, so no status of the command is known."""
+EXPLAINED_MAX = 30_000
+"""Characters of a message, which begins with what matters: fifty mistakes of a file fit."""
 
 
 def main() -> int:
@@ -86,7 +88,8 @@ def _explain(problem: Exception, is_exec: bool) -> int:
         text += f"\n  fix: {NOT_OURS}"
     if is_exec and not isinstance(problem, UsageError):
         status = BOX_FAILED
-    print(f"box: {visible_lines(text)}", file=sys.stderr)
+    shown = text if len(text) <= EXPLAINED_MAX else text[:EXPLAINED_MAX] + "..."
+    print(f"box: {visible_lines(shown, len(shown))}", file=sys.stderr)
     return status
 
 

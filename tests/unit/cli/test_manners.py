@@ -107,6 +107,14 @@ def test_words_that_fit_nowhere_are_answered_with_what_was_meant(
     assert (done.returncode, done.stderr.decode().splitlines()[-1]) == (2, f"  fix: {fix}")
 
 
+def test_many_mistakes_are_told_from_the_first_one_on(tmp_path: Path) -> None:
+    (tmp_path / "much.yaml").write_text("".join(f"nonsense_{n}: x\n" for n in range(60)))
+    lines = text(box(tmp_path / "home", "apply", "-f", "much.yaml")).splitlines()
+    assert (lines[0], len(lines)) == ("box: nothing was done", 52)
+    assert lines[1].startswith("  much.yaml:1:1: nonsense_0: ")
+    assert lines[-1].endswith("and 10 more mistakes from here on")
+
+
 def test_what_people_type_first_is_known(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert box(home, "--version").stdout == box(home, "version").stdout

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specs.egress import Entry, egress_of, parse_entry
+from specs.errors import NotAllowed
 
 FOUR = st.builds(
     lambda address, prefix: ipaddress.ip_network((address, prefix), strict=False),
@@ -45,7 +46,9 @@ def test_any_text_is_an_entry_or_a_value_error(text: str) -> None:
     ("text", "says"),
     [
         ("192.0.2.1", "write 192.0.2.1:443"),
-        ("2001:db8::1", "write [2001:db8::1/128]:443"),
+        ("2001:db8::1", "write [2001:db8::1]:443"),
+        ("[2001:db8::1]", "write [2001:db8::1]:443"),
+        ("2001:db8::1:443", "write [2001:db8::1]:443 for port 443"),
         ("2001:db8::1:x:443", "stands in brackets"),
         ("[192.0.2.1]:443", "write 192.0.2.1:443"),
         ("example.com:443", "names are not supported yet"),
@@ -69,9 +72,9 @@ def test_any_text_is_an_entry_or_a_value_error(text: str) -> None:
     ],
 )
 def test_mistake_is_named_with_its_correction(text: str, says: str) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(NotAllowed) as caught:
         parse_entry(text)
-    assert says in str(caught.value)
+    assert says in f"{caught.value}; {caught.value.fix}"
 
 
 def test_words_and_lists_are_told_apart() -> None:

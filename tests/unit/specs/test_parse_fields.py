@@ -49,6 +49,35 @@ def test_misspelt_value_gets_a_suggestion() -> None:
     assert only_problem("backend: qmeu\n").fix == "did you mean qemu?"
 
 
+def test_a_field_that_is_missing_is_named_with_the_one_beside_it() -> None:
+    found = problems("mounts:\n- {source: /srv, target: /src}\n")
+    assert [(p.field, *place(p)) for p in found if "required" in p.message] == [
+        ("mounts[0].guest", 2, 3),
+        ("mounts[0].host", 2, 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [("mounts: ['/srv:/src:ro']", "host, guest, mode"), ("data: 256", "size_mib, on_delete")],
+)
+def test_a_value_in_place_of_a_map_is_answered_with_the_fields(text: str, fields: str) -> None:
+    assert only_problem(f"{text}\n").fix.endswith(f"the fields are {fields}")
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("network: bridge\negress: [example.org:443]", "write the address of example.org"),
+        ("network: bridge\negress: 192.0.2.7:443", 'write "- item" lines, or [item, item]'),
+        ("mounts: [{host: /srv, guest: src}]", "write /src"),
+        ("mounts: [{host: ../src, guest: /src}]", "write the whole path: "),
+    ],
+)
+def test_what_a_field_cannot_be_has_its_own_fix(text: str, fix: str) -> None:
+    assert only_problem(f"{text}\n").fix.startswith(fix)
+
+
 def test_defaults_are_those_of_the_documentation() -> None:
     box = accepted("state: running\n")
     assert box == Boxfile(name="fern")

@@ -38,6 +38,18 @@ def test_merge_key_is_refused_as_unsupported_and_not_as_a_duplicate() -> None:
     assert place(problem) == (4, 3)
 
 
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [("egress: [[2001:db8::10]:443]\n", 10), ("egress:\n- [2001:db8::/32]:443\n", 3)],
+)
+def test_an_address_in_brackets_without_quotes_is_answered_with_them(
+    text: str, column: int
+) -> None:
+    problem = only_problem(f"network: bridge\n{text}")
+    assert problem.fix.startswith('quote it: "[2001:db8::')
+    assert problem.column == column
+
+
 def test_small_alias_is_the_value_it_stands_for() -> None:
     box = accepted("env:\n  A: &x hello\n  B: *x\n")
     assert box.env == {"A": "hello", "B": "hello"}
