@@ -14,11 +14,12 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
-from controller import execframes, execstream
+from controller import diskroutes, execframes, execstream
+from controller.apireply import Handler, Reply
 from controller.apirequest import exec_request, text_body
 from controller.httpconn import Gone, HttpConnection, Limits, Refused, Request
 from controller.service import Service
@@ -34,19 +35,9 @@ STATUS_OF = {
     "invalid": 400,
     "no_sandbox": 404,
     "not_up": 409,
+    "running": 409,
     "conflict": 409,
 }
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A finished answer; `body` is anything json can write."""
-
-    body: object
-    status: int = 200
-
-
-Handler = Callable[[Service, Request, str], Awaitable[Reply]]
 
 
 async def _version(service: Service, request: Request, name: str) -> Reply:
@@ -104,7 +95,12 @@ ROUTES: Mapping[tuple[str, str], Mapping[str, Handler]] = {
     ("sandboxes", "{name}"): {"GET": _get, "PUT": _put, "DELETE": _delete},
     ("sandboxes", "events"): {"GET": _events},
     ("sandboxes", "verify"): {"POST": _verify},
+    **diskroutes.ROUTES,
 }
+
+
+ACTIONS = frozenset({"exec", *(action for _, action in ROUTES if action)} - {"{name}"})
+"""What may follow the name of a sandbox in a path."""
 
 
 class ApiServer:
@@ -251,7 +247,7 @@ def _target(request: Request) -> tuple[str, str]:
     match parts:
         case ["", "v1", "sandboxes", name]:
             return check_name(name), "{name}"
-        case ["", "v1", "sandboxes", name, ("events" | "verify" | "exec") as action]:
+        case ["", "v1", "sandboxes", name, action] if action in ACTIONS:
             return check_name(name), action
         case ["", "v1", ("version" | "sandboxes" | "prune") as collection]:
             return "", collection

@@ -39,7 +39,7 @@ def exec_request(request: Request) -> ExecRequest:
     """
     from agent.messages import ExecRequest
 
-    body = _object(request.body)
+    body = object_body(request.body)
     unknown = sorted(set(body) - EXEC_FIELDS)
     if unknown:
         raise UsageError(
@@ -59,7 +59,8 @@ def exec_request(request: Request) -> ExecRequest:
     return ExecRequest(argv=_argv(body), env=_env(body), stdin=stdin, timeout_ms=timeout, **chosen)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def object_body(data: bytes) -> dict[str, Any]:
+    """The JSON object that a body is. Raises UsageError."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):

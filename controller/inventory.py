@@ -242,7 +242,9 @@ class Inventory:
         self._parsed.pop(name, None)
         self._store.remove(name)
 
-    def may_erase(self, name: str) -> None:
+    def may_erase(
+        self, name: str, fix: str = "delete it without --data; its disk is moved aside and kept"
+    ) -> None:
         """Raise RefusedByPolicy when the ceiling forbids erasing data."""
         ceiling = read_ceiling(self._layout.policy)
         if isinstance(ceiling, BoxError):
@@ -250,7 +252,7 @@ class Inventory:
         if not ceiling.allow_erase:
             raise RefusedByPolicy(
                 f"policy.toml forbids erasing the data of {name} (allow_erase)",
-                fix="delete it without --data; its disk is moved aside and kept",
+                fix=fix,
             )
 
     def mark_erase(self, name: str) -> None:

@@ -229,7 +229,12 @@ class Controller:
             log.error("%s", error)
         self.look_at_all()
         service = Operations(
-            self._host, self.inventory, self.store, rescan=self.hint, wake=self.queue.add
+            self._host,
+            self.inventory,
+            self.store,
+            rescan=self.hint,
+            wake=self.queue.add,
+            alone=self.queue.alone,
         )
         server = ApiServer(service, self._layout.socket)
         await server.start()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -16,6 +17,7 @@ from agent.client import AgentClient, Hello
 from agent.messages import ExecRequest
 from agent.process import Process
 from controller import apply, mountrules
+from controller.diskverbs import DiskVerbs
 from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.service import Applied
@@ -82,7 +84,9 @@ class Operations:
         *,
         rescan: Callable[[], None],
         wake: Callable[[str], None],
+        alone: Callable[[str], AbstractAsyncContextManager[None]],
     ) -> None:
+        self.disks = DiskVerbs(host, inventory, alone, wake)
         self._host = host
         self._layout = host.layout
         self._inventory = inventory

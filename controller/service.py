@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from agent.messages import ExecRequest
+    from reconcilers.snapshots import Listed
     from specs.drift import Event
     from specs.reading import Reading
     from specs.report import Report
@@ -69,8 +70,39 @@ class Command(Protocol):
         """The way the command ended. Never raises for a lost VM: that is kind "lost"."""
 
 
+class Disks(Protocol):
+    """What can be done to the disk of a sandbox without a VM. Raises NoSandbox for an unknown name,
+    StillRunning while a VM has the disk, and HostError with the former disk in force.
+    """
+
+    async def snapshots(self, name: str) -> Sequence[Listed]:
+        """Every snapshot, oldest first; also while a VM runs."""
+
+    async def snapshot(self, name: str, label: str) -> str:
+        """Freeze what is in it now; the label it got, which an empty one leaves to us.
+
+        Raises BadName, Conflict.
+        """
+
+    async def restore(self, name: str, label: str, *, discard: bool) -> str:
+        """Put a snapshot's content back; the label of one of what was there, empty with `discard`.
+
+        Raises UsageError when there is none of that label, RefusedByPolicy for `discard`.
+        """
+
+    async def reset(self, name: str, *, discard: bool) -> str:
+        """Begin an empty disk. Returns and raises as `restore`."""
+
+    async def forget(self, name: str, label: str) -> None:
+        """Delete a snapshot. Raises UsageError, RefusedByPolicy."""
+
+
 class Service(Protocol):
     """The controller as its socket sees it. Names given here have already been validated."""
+
+    @property
+    def disks(self) -> Disks:
+        """What can be done to data disks."""
 
     def names(self) -> Sequence[str]:
         """Every sandbox the controller knows, sorted."""

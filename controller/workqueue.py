@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+from collections.abc import AsyncIterator
 
 
 class WorkQueue:
@@ -47,6 +48,20 @@ class WorkQueue:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._changed.wait()
+
+    @contextlib.asynccontextmanager
+    async def alone(self, name: str) -> AsyncIterator[None]:
+        """Hold `name` as a worker does: no pass runs over it meanwhile, and one that runs is waited
+        for.
+        """
+        while name in self._busy:
+            self._changed.clear()  # whoever waits already was woken by what it stood for
+            await self._changed.wait()
+        self._busy.add(name)
+        try:
+            yield
+        finally:
+            self.done(name)
 
     def done(self, name: str) -> None:
         """The pass over `name` has ended."""

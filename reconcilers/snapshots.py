@@ -11,6 +11,7 @@ from pathlib import Path
 
 from reconcilers import chain, layers
 from reconcilers.chain import Chain
+from reconcilers.facts import MIB
 from specs.errors import HostError
 
 
@@ -20,6 +21,32 @@ class Moment:
 
     taken: str
     word: str
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One snapshot, for people. `taken` is an ISO 8601 UTC time; sizes are in bytes: of the disk as
+    the guest saw it, and what deleting the snapshot would free now.
+    """
+
+    label: str
+    taken: str
+    disk_bytes: int
+    frees_bytes: int
+
+
+def listed(folder: Path) -> list[Listed]:
+    """The snapshots of the disk in `folder`, oldest first. Raises HostError, OSError."""
+    read = layers.read(folder)
+    if read is None:
+        return []
+    found = read[0]
+    rows = []
+    for each in found.snapshots:
+        without = chain.without_snapshot(found, each.label)
+        freed = sum(layers.held_alone(folder / file) for file in found.files - without.files)
+        rows.append(Listed(each.label, each.taken, each.size_mib * MIB, freed))
+    return rows
 
 
 def read(folder: Path) -> Chain:

@@ -122,6 +122,13 @@ class NotUp(BoxError):
     code = "not_up"
 
 
+class StillRunning(BoxError):
+    """What was asked for would change a disk under a VM that has it open."""
+
+    code = "running"
+    retry = False
+
+
 class Conflict(BoxError):
     """Somebody else changed the same thing, or two files declare one name."""
 

@@ -18,13 +18,14 @@ from specs.errors import (
     Conflict,
     NoSandbox,
     NotUp,
+    StillRunning,
     UsageError,
 )
 
 ANSWER_SECONDS = 60.0
 REPLY_MAX = 64 * 1024 * 1024
 ERRORS: dict[str, type[BoxError]] = {
-    kind.code: kind for kind in (UsageError, NoSandbox, NotUp, Conflict)
+    kind.code: kind for kind in (UsageError, NoSandbox, NotUp, Conflict, StillRunning)
 }
 
 

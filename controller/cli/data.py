@@ -53,6 +53,16 @@ def disk_mib(layout: Layout, name: str) -> int | None:
     return None if disk is None else disk.size // MIB
 
 
+def _with_snapshots(layout: Layout, name: str) -> str:
+    from reconcilers.snapshots import listed
+
+    try:
+        count = len(listed(layout.disks(name)))
+    except (BoxError, OSError):
+        return ""
+    return f", with its {count} snapshot{'s' if count > 1 else ''}" if count else ""
+
+
 def fate(layout: Layout, name: str, erase: bool) -> str:
     """What a deletion does to the data of `name`, as the end of a sentence; empty without any."""
     from controller.ceilingfile import read_ceiling
@@ -65,6 +75,6 @@ def fate(layout: Layout, name: str, erase: bool) -> str:
     ceiling = read_ceiling(layout.policy)
     asked = erase or (spec is not None and spec.data.on_delete is OnDelete.erase)
     if asked and isinstance(ceiling, Ceiling) and ceiling.allow_erase:
-        return f"; {ERASED}"
+        return f"; {ERASED}{_with_snapshots(layout, name)}"
     kept = f"; its /data will be in {layout.set_aside}/{name}-TIME"
     return f"{kept}, since policy.toml does not let it be erased" if asked else kept

@@ -10,9 +10,11 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, NoReturn
+
+from controller.cli import diskwords, words
+from controller.cli.words import Verb
 
 FORMS = ("table", "wide", "json", "yaml", "toml", "name")
 
@@ -134,12 +136,10 @@ def build() -> Parser:
 
     _running(verb)
     _changing(verb)
+    diskwords.add(verb)
     _reading(verb)
     _host(verb)
     return parser
-
-
-Verb = Callable[..., Parser]
 
 
 def _running(verb: Verb) -> None:
@@ -160,13 +160,15 @@ def _running(verb: Verb) -> None:
         "tar c . | box exec agent -i -- tar x -C /data",
     )
     one.usage = "box exec NAME [-i] [-e KEY=VALUE] [-w DIR] [-u USER] [--timeout TIME] -- CMD..."
-    _name(one)
+    words.name(one)
     one.add_argument("-i", "--stdin", action="store_true", help="forward standard input")
     one.add_argument("-t", "--tty", action="store_true", help="not supported yet")
     one.add_argument("-e", "--env", action="append", default=[], metavar="KEY=VALUE")
     one.add_argument("-w", "--cwd", metavar="DIR", help="working directory in the guest")
     one.add_argument("-u", "--user", help="user in the guest")
-    one.add_argument("--timeout", type=_seconds, metavar="TIME", help="kill it after TIME; 124")
+    one.add_argument(
+        "--timeout", type=words.seconds, metavar="TIME", help="kill it after TIME; 124"
+    )
 
 
 def _changing(verb: Verb) -> None:
@@ -178,10 +180,10 @@ def _changing(verb: Verb) -> None:
         "box apply -f examples/",
         "sed s/512/1024/ agent.box.yaml | box apply -f -",
     )
-    _files(one)
+    words.files(one)
     one.add_argument("--dry-run", action="store_true", help="say what would happen, write nothing")
     one.add_argument("--wait", action="store_true", help="until every sandbox is as declared")
-    _timeout(one)
+    words.timeout(one)
     one.add_argument(
         "--if-match", metavar="DIGEST", help="only over a file with this SHA-256 (see box describe)"
     )
@@ -191,7 +193,7 @@ def _changing(verb: Verb) -> None:
         "what apply would change, field by field; exit 1 if anything",
         "box diff -f agent.box.yaml",
     )
-    _files(one)
+    words.files(one)
     one = verb(
         "delete",
         "change",
@@ -200,15 +202,15 @@ def _changing(verb: Verb) -> None:
         "box delete agent moss --wait",
         "box delete -f agent.box.yaml --data",
     )
-    _name(one, nargs="*")
-    _files(one, required=False)
+    words.name(one, nargs="*")
+    words.files(one, required=False)
     one.add_argument("--data", action="store_true", help="erase /data too, 60 s from now")
     one.add_argument(
         "--wait",
         action="store_true",
         help="until nothing of it is left; where /data is erased that takes over 60 s",
     )
-    _timeout(one)
+    words.timeout(one)
     one = verb(
         "new",
         "start",
@@ -216,14 +218,14 @@ def _changing(verb: Verb) -> None:
         "box new agent",
         "box new agent --from hello",
     )
-    _name(one, known=False)
+    words.name(one, known=False)
     from_example: Any = one.add_argument(
         "--from",
         dest="example",
         metavar="EXAMPLE",
         help="copy an example; a wrong name lists those there are",
     )
-    from_example.completer = _example_names
+    from_example.completer = words.example_names
     one = verb(
         "prune",
         "change",
@@ -243,8 +245,8 @@ def _reading(verb: Verb) -> None:
         "box get agent -o yaml",
         "box get --watch",
     )
-    _name(one, nargs="*")
-    _form(one, FORMS)
+    words.name(one, nargs="*")
+    words.form(one, FORMS)
     one.add_argument("-w", "--watch", action="store_true", help="go on, printing what changes")
     one = verb(
         "describe",
@@ -253,13 +255,13 @@ def _reading(verb: Verb) -> None:
         "box describe agent",
         "box describe agent -o json",
     )
-    _name(one)
-    _form(one, ("table", "json", "yaml", "toml"))
+    words.name(one)
+    words.form(one, ("table", "json", "yaml", "toml"))
     one = verb("drift", "history", "differences found, open and corrected", "box drift agent")
-    _name(one, nargs="?")
-    _form(one, ("table", "json", "yaml", "toml"))
+    words.name(one, nargs="?")
+    words.form(one, ("table", "json", "yaml", "toml"))
     one = verb("events", "history", "what happened", "box events agent --follow")
-    _name(one, nargs="?")
+    words.name(one, nargs="?")
     one.add_argument("-f", "--follow", action="store_true", help="go on, printing what is new")
     one = verb(
         "wait",
@@ -269,7 +271,7 @@ def _reading(verb: Verb) -> None:
         "box wait agent --for Drifted=False",
         "box wait agent --for deleted",
     )
-    _name(one)
+    words.name(one)
     wanted: Any = one.add_argument(
         "--for",
         dest="condition",
@@ -277,30 +279,30 @@ def _reading(verb: Verb) -> None:
         metavar="CONDITION",
         help="TYPE, TYPE=STATUS, deleted",
     )
-    wanted.completer = _conditions
-    _timeout(one)
+    wanted.completer = words.conditions
+    words.timeout(one)
     one = verb("logs", "history", "the guest's console", "box logs agent --console --follow")
-    _name(one)
+    words.name(one)
     one.add_argument("--console", action="store_true", help="the console (the only log so far)")
     one.add_argument("-f", "--follow", action="store_true", help="go on, printing what is new")
     one.add_argument("--tail", type=int, metavar="N", help="only the last N lines")
     one = verb("verify", "verify", "prove kernel and confinement now", "box verify agent")
-    _name(one)
-    _form(one, ("table", "json"))
+    words.name(one)
+    words.form(one, ("table", "json"))
 
 
 def _host(verb: Verb) -> None:
     one = verb(
         "doctor", "doctor", "what this host offers and lacks", "box doctor", "box doctor -o json"
     )
-    _form(one, ("table", "json"))
+    words.form(one, ("table", "json"))
     one = verb("schema", "start", "JSON Schema of the Boxfile", "box schema --output boxfile.json")
     one.add_argument("-o", "--output", metavar="FILE", help="instead of standard output")
     one = verb("help", "start", "how a verb is used", "box help", "box help apply")
     about: Any = one.add_argument("about", metavar="VERB", nargs="?", help="the verb")
     about.completer = lambda **_: list(_verbs(build()))
     one = verb("version", "start", "versions of box and what it runs on", "box version")
-    _form(one, ("table", "json"))
+    words.form(one, ("table", "json"))
     one = verb(
         "completion",
         "start",
@@ -309,62 +311,3 @@ def _host(verb: Verb) -> None:
         "box completion fish > ~/.config/fish/completions/box.fish",
     )
     one.add_argument("shell", choices=("bash", "zsh", "fish"))
-
-
-def _name(parser: Parser, *, nargs: str | None = None, known: bool = True) -> None:
-    argument: Any = parser.add_argument("name", metavar="NAME", nargs=nargs, help="the sandbox")
-    if known:
-        argument.completer = _known_names
-
-
-def _files(parser: Parser, *, required: bool = True) -> None:
-    parser.add_argument(
-        "-f",
-        "--file",
-        action="append",
-        default=[],
-        required=required,
-        metavar="FILE|DIR|-",
-        help="a Boxfile, a folder of them, or standard input",
-    )
-
-
-def _form(parser: Parser, forms: tuple[str, ...]) -> None:
-    parser.add_argument("-o", "--output", dest="form", choices=forms, default="table")
-
-
-def _timeout(parser: Parser) -> None:
-    parser.add_argument(
-        "--timeout", type=_seconds, default=120.0, metavar="TIME", help="90, 90s, 5m; default 120s"
-    )
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 90, 90s or 5m")
-    return float(match[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[match[2] or "s"]
-
-
-def _conditions(**_: object) -> list[str]:
-    from specs.conditions import ConditionType
-
-    return [*(one.value for one in ConditionType), "deleted"]
-
-
-def _example_names(**_: object) -> list[str]:
-    from controller.cli.start import example_names
-
-    return example_names()
-
-
-def _known_names(prefix: str, **_: object) -> Iterable[str]:
-    """For completion: must be quick and must not fail."""
-    from controller.cli.place import existing
-    from controller.cli.view import views
-
-    try:
-        layout = existing()
-        return [one.name for one in views(layout) if one.name.startswith(prefix)] if layout else []
-    except Exception:
-        return []

@@ -16,8 +16,16 @@ from agent.messages import ExecRequest, Exit
 from controller.api import ApiServer
 from controller.httpconn import Limits
 from controller.service import Applied, Output
+from reconcilers.snapshots import Listed
 from specs.drift import Event
-from specs.errors import Conflict, InvalidBoxfile, NoSandbox, NotUp, RefusedByPolicy
+from specs.errors import (
+    Conflict,
+    InvalidBoxfile,
+    NoSandbox,
+    NotUp,
+    RefusedByPolicy,
+    StillRunning,
+)
 from specs.parse import parse_boxfile
 from specs.reading import Reading
 from specs.report import Report
@@ -127,6 +135,39 @@ class NeverStarted:
         return self._end
 
 
+class HostDisks:
+    """The disks of `agent`, which runs, and of `down`, which has the snapshot `first`."""
+
+    def __init__(self, service: HostService) -> None:
+        self._service = service
+        self.asked: list[tuple[object, ...]] = []
+
+    def _note(self, *asked: object) -> None:
+        self._service._check(str(asked[1]))
+        if asked[1] == "agent":
+            raise StillRunning("the VM of agent runs", fix="write state: stopped")
+        self.asked.append(asked)
+
+    async def snapshots(self, name: str) -> Sequence[Listed]:
+        self._service._check(name)
+        return [Listed("first", "2026-01-01T00:00:00.000Z", 1024, 512)]
+
+    async def snapshot(self, name: str, label: str) -> str:
+        self._note("snapshot", name, label)
+        return label or "2026-01-01-000000"
+
+    async def restore(self, name: str, label: str, *, discard: bool) -> str:
+        self._note("restore", name, label, discard)
+        return "" if discard else "before-restore-2026-01-01-000000"
+
+    async def reset(self, name: str, *, discard: bool) -> str:
+        self._note("reset", name, discard)
+        return "" if discard else "before-reset-2026-01-01-000000"
+
+    async def forget(self, name: str, label: str) -> None:
+        self._note("forget", name, label)
+
+
 class HostService:
     """Sandboxes `agent` (up) and `down` (not up). Remembers what it was asked for."""
 
@@ -137,6 +178,7 @@ class HostService:
         self.deleted: list[tuple[str, bool]] = []
         self.poked: list[str] = []
         self.confirmed = False
+        self.disks = HostDisks(self)
         self.readings: list[Reading] = [
             Reading("seccomp", "mode", "2", "2", True, "/proc/1/status", "live", "replace")
         ]

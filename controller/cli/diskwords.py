@@ -1,0 +1,55 @@
+"""The verbs that act on /data with their arguments, for the parser."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from controller.cli import words
+from controller.cli.words import Verb
+
+
+def add(verb: Verb) -> None:
+    one = verb(
+        "snapshot",
+        "snapshots",
+        "freeze what is in /data, under a label; the VM is stopped",
+        "box snapshot agent before-upgrade",
+        "box snapshot agent        # the label is the time",
+    )
+    words.name(one)
+    one.add_argument("label", metavar="LABEL", nargs="?", help="a-z, 0-9 and -; default: the time")
+    one = verb(
+        "snapshots",
+        "snapshots",
+        "list the snapshots of /data, or delete one",
+        "box snapshots agent",
+        "box snapshots agent --delete before-upgrade",
+    )
+    words.name(one)
+    words.form(one, ("table", "json", "yaml", "toml"))
+    _label(one, "--delete", help="delete this one; needs a controller")
+    one = verb(
+        "restore",
+        "snapshots",
+        "put a snapshot back into /data; what is there now becomes another one",
+        "box restore agent before-upgrade",
+        "box restore agent before-upgrade --discard",
+    )
+    words.name(one)
+    _label(one, "label")
+    one.add_argument("--discard", action="store_true", help="erase what is there now")
+    one = verb(
+        "reset",
+        "snapshots",
+        "begin with an empty /data; what is there now becomes a snapshot",
+        "box reset agent",
+        "box reset agent --discard",
+    )
+    words.name(one)
+    one.add_argument("--discard", action="store_true", help="erase what is there now")
+
+
+def _label(parser: ArgumentParser, argument: str, help: str = "the snapshot") -> None:
+    made: Any = parser.add_argument(argument, metavar="LABEL", help=help)
+    made.completer = words.known_labels

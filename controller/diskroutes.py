@@ -1,0 +1,74 @@
+"""The API's routes to the disks of sandboxes: snapshots, restore, reset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from urllib.parse import parse_qs
+
+from controller.apireply import Handler, Reply
+from controller.apirequest import object_body
+from controller.httpconn import Request
+from controller.service import Service
+from specs.errors import UsageError
+
+
+async def _list(service: Service, request: Request, name: str) -> Reply:
+    found = await service.disks.snapshots(name)
+    return Reply({"name": name, "snapshots": [asdict(each) for each in found]})
+
+
+async def _take(service: Service, request: Request, name: str) -> Reply:
+    label = await service.disks.snapshot(name, _text(_fields(request, "label"), "label"))
+    return Reply({"name": name, "label": label, "result": "taken"}, 201)
+
+
+async def _forget(service: Service, request: Request, name: str) -> Reply:
+    query = parse_qs(request.path.partition("?")[2], keep_blank_values=True)
+    if list(query) != ["label"] or len(query["label"]) != 1:
+        raise UsageError("which snapshot?", fix="DELETE /v1/sandboxes/NAME/snapshots?label=LABEL")
+    label = query["label"][0]
+    await service.disks.forget(name, label)
+    return Reply({"name": name, "label": label, "result": "deleted"})
+
+
+async def _restore(service: Service, request: Request, name: str) -> Reply:
+    body = _fields(request, "label", "discard")
+    label = _text(body, "label")
+    kept = await service.disks.restore(name, label, discard=_flag(body, "discard"))
+    return Reply({"name": name, "label": label, "kept": kept, "result": "restored"})
+
+
+async def _reset(service: Service, request: Request, name: str) -> Reply:
+    discard = _flag(_fields(request, "discard"), "discard")
+    kept = await service.disks.reset(name, discard=discard)
+    return Reply({"name": name, "kept": kept, "result": "reset"})
+
+
+ROUTES: Mapping[tuple[str, str], Mapping[str, Handler]] = {
+    ("sandboxes", "snapshots"): {"GET": _list, "POST": _take, "DELETE": _forget},
+    ("sandboxes", "restore"): {"POST": _restore},
+    ("sandboxes", "reset"): {"POST": _reset},
+}
+
+
+def _fields(request: Request, *known: str) -> dict[str, object]:
+    body = object_body(request.body) if request.body else {}
+    unknown = sorted(set(body) - set(known))
+    if unknown:
+        raise UsageError(f"unknown field {unknown[0]!r}", fix="known: " + ", ".join(known))
+    return body
+
+
+def _text(body: Mapping[str, object], field: str) -> str:
+    value = body.get(field, "")
+    if not isinstance(value, str):
+        raise UsageError(f"{field}: a string is expected")
+    return value
+
+
+def _flag(body: Mapping[str, object], field: str) -> bool:
+    value = body.get(field, False)
+    if not isinstance(value, bool):
+        raise UsageError(f"{field}: true or false is expected")
+    return value
