@@ -51,9 +51,10 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         first = entry.refused_mounts[0]
         because = (f"mounts[{first.index}].host", first.host, first.why)
         return Desired(None, keep_identity=True, because=because)
+    digest = host.images.digest_for(box.base)
     return Desired(
         box,
-        launch_key(box, entry.choice, host.images.digest_for(box.base)),
+        launch_key(box, entry.choice, digest) if digest else "",
         suspended=entry.record.suspended,
         give_up_guest=entry.silent >= SILENT_LIMIT,
     )

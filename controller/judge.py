@@ -47,7 +47,9 @@ def _image(entry: Entry, observed: Observed) -> Answer:
         return Status.unknown, Reason.NotObserved, "not needed while it does not run"
     if entry.failure is not None and entry.failure.step.startswith("build the root image"):
         return Status.false, Reason.BuildFailed, entry.failure.message
-    return Status.false, Reason.Building, ""
+    base = entry.box.base if entry.box is not None else ""
+    here = base.startswith(("builtin:", "rootfs:", "oci-archive:"))
+    return Status.false, Reason.Building, f"{'building' if here else 'pulling'} {base}"
 
 
 def _data(observed: Observed, blocked: Blocked | None) -> Answer:

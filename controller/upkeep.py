@@ -44,6 +44,7 @@ class Upkeep:
         """Take up what an earlier controller left: records, claims, half-done work."""
         self._store.remove_leftovers()
         disks.sweep(self._layout.all_disks)
+        self._host.images.sweep()
         for garbled in self._inventory.load():
             log.warning(
                 "%s cannot be read (%s); set aside, rebuilt from the host",

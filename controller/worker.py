@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
@@ -192,24 +193,34 @@ class Worker:
     async def _unless_changed(self, entry: Entry, actor: Actor, step: Step) -> bool:
         """Do the step; False when what is wanted changed while a guest was being waited for.
 
-        A guest may take its time, up to BOOT_TIMEOUT; its deletion must not.
+        A guest may take its time, up to BOOT_TIMEOUT, and a registry longer. Its deletion must not.
         """
-        if not isinstance(step, steps.ConnectGuest | steps.ResizeData):
+        if not isinstance(step, steps.ConnectGuest | steps.ResizeData | steps.BuildImage):
             await actor.act(step)
             return True
         before = (entry.removing, entry.record.generation)
         task = asyncio.ensure_future(actor.act(step))
         try:
+            looked = time.monotonic()
             while not task.done():
                 await asyncio.wait({task}, timeout=CHANGE_SECONDS)
                 if not task.done() and (entry.removing, entry.record.generation) != before:
                     return False
+                if time.monotonic() > looked + RUNNING_EVERY and not task.done():
+                    await self._meanwhile(entry, actor, step)
+                    looked = time.monotonic()
         finally:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         task.result()
         return True
+
+    async def _meanwhile(self, entry: Entry, actor: Actor, step: Step) -> None:
+        """A VM that runs while its successor's image is fetched is looked after as ever."""
+        if isinstance(step, steps.BuildImage) and entry.live is not None:
+            observed = await self._observe(entry.record.name, entry, wanted(entry))
+            await self._keep_in_order(entry, actor, observed, HostError("its image is being made"))
 
     async def _undo(self, entry: Entry, actor: Actor, created: list[Step]) -> None:
         """Take back what this pass made, last first; never a disk that a VM has opened."""

@@ -33,6 +33,7 @@ from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host, features_of
+from reconcilers.images import building
 from reconcilers.launched import as_launched
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.live import Live
@@ -79,7 +80,7 @@ class Actor:
         """Perform `step`. Raises BoxError or OSError; the caller undoes what the pass created."""
         match step:
             case steps.BuildImage():
-                await asyncio.to_thread(self._host.images.build, step.base)
+                await building.build(self._host.images, step.base, self._mount_rules)
             case steps.ClaimIdentity():
                 await asyncio.to_thread(self._claim)
             case steps.ReleaseIdentity():

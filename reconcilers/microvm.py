@@ -84,7 +84,10 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
     marker, formats = wanted.names.marker, wanted.disk.formats
     command = wanted.backend.command(wanted.box, wanted.accel, marker, wanted.host, formats)
     with ExitStack() as opened:
-        descriptors = _descriptors(opened, layout, wanted)
+        # In a thread: it reads the whole image.
+        image = await asyncio.to_thread(images.open_verified, wanted.image)
+        opened.callback(os.close, image)
+        descriptors = _descriptors(opened, layout, wanted, image)
         # Copies: the shared ones are closed when another pass finds a new kernel.
         binds = {
             slots.KERNEL_PATH: os.dup(wanted.boot.kernel.descriptor),
@@ -211,7 +214,7 @@ async def _serve(
         descriptors[slots.MOUNT_FD + directory.index] = connection
 
 
-def _descriptors(opened: ExitStack, layout: Layout, wanted: Start) -> dict[int, int]:
+def _descriptors(opened: ExitStack, layout: Layout, wanted: Start, image: int) -> dict[int, int]:
     name = wanted.names.sandbox
 
     def kept(descriptor: int) -> int:
@@ -231,7 +234,7 @@ def _descriptors(opened: ExitStack, layout: Layout, wanted: Start) -> dict[int, 
             slots.QMP_FD: listening(layout.qmp_socket(name)),
             slots.CONSOLE_FD: listening(layout.console_socket(name)),
             slots.AGENT_FD: listening(layout.agent_socket(name)),
-            slots.ROOT_FD: kept(images.open_verified(wanted.image)),
+            slots.ROOT_FD: image,
             slots.DATA_FD: top,
         }
     )

@@ -102,9 +102,15 @@ class Places:
 
     def why_not(self, chain: Sequence[Identity]) -> str:
         """What is wrong with a directory, given with everything above it; empty when nothing is."""
+        if why := self.why_not_in(chain):
+            return why
+        if (what := self._above.get(chain[0])) is not None:
+            return f"it holds {what}"
+        return ""
+
+    def why_not_in(self, chain: Sequence[Identity]) -> str:
+        """What is wrong with a single file in a directory; empty when nothing is."""
         for identity in chain:
             if (what := self._within.get(identity)) is not None:
                 return f"it is, or lies in, {what}"
-        if (what := self._above.get(chain[0])) is not None:
-            return f"it holds {what}"
         return ""

@@ -138,6 +138,23 @@ async def entered(
         raise
 
 
+def why_not_read(at: Opened, rules: Rules, *, file: bool) -> str:
+    """Why a guest may not be given a copy of a directory, or of one `file` in it, because a Boxfile
+    names it; empty when it may. A guest that can write a folder decides where a path through it
+    leads, and then what of the host another guest would get to see.
+    """
+    chain, places = ancestors(at.descriptor), Places(rules.forbidden)
+    if why := places.why_not_in(chain) if file else places.why_not(chain):
+        return why
+    for other in rules.writable:
+        written = other.chain[0]
+        if written in chain or written in at.visited:
+            return f"its path leads through a directory that the guest of {other.who} can write"
+        if not file and at.identity in other.chain:
+            return f"it holds a directory that the guest of {other.who} can write"
+    return ""
+
+
 def _open_all(
     box: Boxfile, rules: Rules, opened: ExitStack
 ) -> tuple[tuple[Directory, ...], tuple[Refused, ...], tuple[int, ...]]:

@@ -30,7 +30,7 @@ class Blocked:
 @dataclass(frozen=True)
 class Desired:
     """What one sandbox should be. `box` is None when it should be gone; `key` names the launch
-    settings wanted.
+    settings wanted, empty while it is not known what the base stands for.
     """
 
     box: Boxfile | None
@@ -119,6 +119,8 @@ def _up(box: Boxfile, desired: Desired, observed: Observed) -> Plan:
     found: list[Step] = []
     if observed.image is None:
         found.append(steps.BuildImage("image", box.base, "absent", base=box.base))
+        if not desired.key:  # what the base stands for, and so what to start, is known afterwards
+            return Plan(tuple(found))
     if observed.uid is None:
         found.append(
             steps.ClaimIdentity("identity", box.isolation, "none", isolation=box.isolation)

@@ -7,18 +7,30 @@ launcher.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, NoReturn, TypeVar
 
-from specs.errors import CommandError, HostError
+from specs.errors import BoxError, CommandError, HostError
+
+T = TypeVar("T")
 
 LAST_LINES = 20
 # PATH is fixed: a caller's PATH may not name sbin, and what root runs must not depend on it.
 SEARCH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"PATH": SEARCH, "LC_ALL": "C.UTF-8"}
+# How soon a call that nobody waits for any more is given up, in seconds.
+_STOP_SECONDS = 0.2
+
+
+class GivenUp(BoxError):
+    """Nobody waits for the result any more."""
 
 
 def run(
@@ -27,20 +39,81 @@ def run(
     timeout: float = 60.0,
     cwd: Path | None = None,
     data: bytes | None = None,
+    env: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
 ) -> str:
     """Run a program to its end with no inherited descriptor; return what it printed (stdout and
-    stderr). `data` is its standard input, which is empty otherwise.
+    stderr). `data` is its standard input, which is empty otherwise; `env` is added to the few
+    variables it has.
 
     Raises CommandError when it fails or takes longer than `timeout` seconds, HostError when it is
-    not installed.
+    not installed, GivenUp when `stop` is set meanwhile.
     """
+    child = _start(argv, data is not None, subprocess.STDOUT, cwd, env)
+    output, _ = _ended(child, argv, data, timeout, stop)
+    return output.decode("utf-8", "replace")
+
+
+def output(
+    argv: Sequence[str],
+    *,
+    timeout: float = 60.0,
+    env: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
+) -> bytes:
+    """What a program writes to its standard output, byte for byte. Raises as `run` does."""
+    child = _start(argv, False, subprocess.PIPE, None, env)
+    return _ended(child, argv, None, timeout, stop)[0]
+
+
+def feed(argv: Sequence[str], write: Callable[[IO[bytes]], T], *, timeout: float) -> T:
+    """Run a program whose standard input `write` writes, in this thread; returns what that returns.
+
+    Raises as `run` does, and what `write` raises; the program has ended then.
+    """
+    printed = os.memfd_create("output", os.MFD_CLOEXEC)
     try:
-        child = subprocess.Popen(
+        child = _start(argv, True, subprocess.STDOUT, None, None, printed)
+        assert child.stdin is not None
+        overdue = threading.Timer(timeout, _kill, (child,))
+        overdue.daemon = True
+        overdue.start()
+        began, result = time.monotonic(), list[T]()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # its status says why
+                result.append(write(child.stdin))
+                child.stdin.close()
+            if child.wait() == 0 and result:
+                return result[0]
+        except BaseException:
+            _kill(child)
+            raise
+        finally:
+            overdue.cancel()
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+            child.wait()
+        late = time.monotonic() - began >= timeout
+        _fail(argv, child.returncode, os.pread(printed, 1 << 20, 0), timeout if late else None)
+    finally:
+        os.close(printed)
+
+
+def _start(
+    argv: Sequence[str],
+    piped: bool,
+    stderr: int,
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    stdout: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_ENVIRONMENT,
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env={**_ENVIRONMENT, **(env or {})},
             cwd=cwd,
             start_new_session=True,
             close_fds=True,
@@ -49,26 +122,49 @@ def run(
         raise HostError(
             f"{argv[0]} is not installed", fix="./dev setup installs what is missing"
         ) from error
-    try:
-        output, _ = child.communicate(data, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        output, _ = child.communicate()
-        raise CommandError(
-            f"{argv[0]} took longer than {timeout:g} s",
-            argv=tuple(argv),
-            status=-signal.SIGKILL,
-            last_lines=_tail(output),
-        ) from None
+
+
+def _ended(
+    child: subprocess.Popen[bytes],
+    argv: Sequence[str],
+    data: bytes | None,
+    timeout: float,
+    stop: threading.Event | None,
+) -> tuple[bytes, bytes]:
+    limit = time.monotonic() + timeout
+    while True:
+        left = max(0.0, limit - time.monotonic())
+        try:
+            # What was read before a time-out is kept by Popen and given with the rest.
+            printed, said = child.communicate(
+                data, timeout=left if stop is None else min(left, _STOP_SECONDS)
+            )
+            break
+        except subprocess.TimeoutExpired:
+            given_up = stop is not None and stop.is_set()
+            if not given_up and time.monotonic() < limit:
+                continue
+        _kill(child)
+        printed, said = child.communicate()
+        if given_up:
+            raise GivenUp(f"{argv[0]} was ended: nobody waits for it any more")
+        _fail(argv, -signal.SIGKILL, printed + (said or b""), timeout)
     if child.returncode != 0:
-        raise CommandError(
-            f"{argv[0]} failed with status {child.returncode}",
-            argv=tuple(argv),
-            status=child.returncode,
-            last_lines=_tail(output),
-        )
-    return output.decode("utf-8", "replace")
+        _fail(argv, child.returncode, printed + (said or b""), None)
+    return printed, said
 
 
-def _tail(output: bytes) -> str:
-    return "\n".join(output.decode("utf-8", "replace").splitlines()[-LAST_LINES:])
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _fail(argv: Sequence[str], status: int, printed: bytes, late: float | None) -> NoReturn:
+    what = f"took longer than {late:g} s" if late is not None else f"failed with status {status}"
+    raise CommandError(
+        f"{argv[0]} {what}", argv=tuple(argv), status=status, last_lines=_tail(printed)
+    ) from None
+
+
+def _tail(printed: bytes) -> str:
+    return "\n".join(printed.decode("utf-8", "replace").splitlines()[-LAST_LINES:])

@@ -24,3 +24,12 @@ def read_small(path: Path) -> bytes:
     if len(data) > LIMIT:
         raise HostError(f"{path} is larger than {LIMIT} bytes", fix=f"mv {path} {path}.old")
     return data
+
+
+def stat_signature(path: Path) -> tuple[int, ...]:
+    """Equal ones mean unchanged bytes; empty when there is nothing that can be looked at."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return ()
+    return (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)

@@ -28,7 +28,7 @@ from pydantic import (
 
 from specs.egress import ENTRIES_MAX, parse_entry
 from specs.errors import BadName
-from specs.imagename import BadImageName, parse_image
+from specs.imagename import parse_image
 from specs.mountpaths import MOUNTS_MAX, check_guest_path, check_host_path
 from specs.names import NAME_PATTERN, check_name
 from specs.text import visible
@@ -272,7 +272,6 @@ class Boxfile(Part):
 # Fields refused as soon as they hold anything, and fields where only some values work so far.
 WHOLE_FIELDS = frozenset({"warm", "warmup", "packages", "run", "pkgmgr", "blueprint", "seccomp"})
 _BUILT_VALUES: Mapping[str, tuple[str, ...]] = {
-    "base": ("builtin:busybox",),
     "backend": ("qemu",),
 }
 _KNOWN_VALUES: Mapping[str, tuple[object, ...]] = {
@@ -288,19 +287,9 @@ def unsupported(field: str, value: object) -> str:
     built = supported_values(field)
     if not built or not isinstance(value, str) or value in built:
         return ""
-    if not value or value not in _KNOWN_VALUES.get(field, (value,)) or _is_no_image(field, value):
+    if not value or value not in _KNOWN_VALUES.get(field, (value,)):
         return ""  # a value that no version knows is the model's to refuse
     return f"{visible(value, 60)} is not supported yet"
-
-
-def _is_no_image(field: str, value: str) -> bool:
-    if field != "base":
-        return False
-    try:
-        parse_image(value)
-    except BadImageName:
-        return True
-    return False
 
 
 def supported_values(field: str) -> tuple[str, ...]:

@@ -152,11 +152,25 @@ def busybox(name: str, about: Subject) -> Result:
     return Result(name, "fail", f"{BUSYBOX} is missing", f"{SETUP} (busybox-static)")
 
 
+def skopeo(name: str, about: Subject) -> Result:
+    from reconcilers.images.fetch import PROGRAM
+    from reconcilers.process import SEARCH
+
+    found = shutil.which(PROGRAM, path=SEARCH)
+    if found is None:
+        return Result(name, "warn", "not installed", f"{SETUP} (Debian: apt-get install skopeo)")
+    return Result(name, "ok", found)
+
+
 def image_tools(name: str, about: Subject) -> Result:
-    wanted = {"mksquashfs": "squashfs-tools", "mke2fs": "e2fsprogs"}
+    wanted = {
+        "mksquashfs": "squashfs-tools",
+        "sqfstar": "squashfs-tools",
+        "mke2fs": "e2fsprogs",
+    }
     search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = [tool for tool in wanted if shutil.which(tool, path=search) is None]
     if missing:
-        packages = " ".join(wanted[tool] for tool in missing)
+        packages = " ".join(dict.fromkeys(wanted[tool] for tool in missing))
         return Result(name, "fail", f"missing: {', '.join(missing)}", f"apt-get install {packages}")
     return Result(name, "ok", ", ".join(wanted))

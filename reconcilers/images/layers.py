@@ -71,17 +71,17 @@ class Merge:
     def apply(self, entries: Iterable[Entry]) -> None:
         """Lay one more layer on top. Raises BadImage that names the layer and the entry."""
         self._layers += 1
-        for entry in entries:
-            self._entries += 1
-            try:
+        where = f"layer {self._layers}"
+        try:
+            for entry in entries:
+                where = f'layer {self._layers}, entry "{shown(entry.name)}"'
+                self._entries += 1
                 if self._entries > ENTRIES_MAX:
                     raise BadImage(f"the image has more than {ENTRIES_MAX} entries")
                 self._apply(entry)
-            except BadImage as error:
-                raise BadImage(error.message, where=self._where(entry)) from None
-
-    def _where(self, entry: Entry) -> str:
-        return f'layer {self._layers}, entry "{shown(entry.name)}"'
+                where = f'layer {self._layers}, after entry "{shown(entry.name)}"'
+        except BadImage as error:
+            raise BadImage(f"{where}: {error.message}") from None
 
     def _apply(self, entry: Entry) -> None:
         parts = split(entry.name)

@@ -7,17 +7,36 @@ write. The digest names what went in, and the file's own hash is compared before
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from reconcilers.facts import Image
-from reconcilers.images import builtin
-from reconcilers.process import run
-from reconcilers.smallfile import read_small
+from reconcilers.images import builtin, sources
+from reconcilers.images.guestneeds import CONTENTS, complete
+from reconcilers.images.manifest import Settings
+from reconcilers.images.refs import Refs
+from reconcilers.images.squash import write_squashfs
+from reconcilers.images.tree import BadImage
+from reconcilers.mounts import Rules
+from reconcilers.process import GivenUp, run
+from reconcilers.smallfile import read_small, stat_signature
 from specs.errors import HostError
+from specs.imagename import Builtin, ImageName, parse_image
+
+# Part of every digest but the builtin one's: raise it whenever the same source makes another tree.
+_RECIPE = "box image 1"
+_STAGING = ".build-"
+# How many images are fetched or made at once; whoever waits for the same one takes a place, too.
+_AT_ONCE = 8
+_LOCK_SECONDS = 0.2
 
 
 class Images:
@@ -25,22 +44,32 @@ class Images:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._digests: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._building = threading.Lock()
+        self._refs = Refs(folder)
+        self._builtin: tuple[tuple[int, ...], str] = ((), "")
+        self._locks: dict[str, threading.Lock] = {}
+        self._placing = threading.Lock()
+        # Of its own: a download of an hour takes no thread that a pass waits for.
+        self.pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="image")
 
     def digest_for(self, base: str) -> str:
-        """The digest of its image, remembered while the host's busybox is the same file."""
-        signature = _signature(builtin.BUSYBOX)
-        key = (base, signature)
-        if key not in self._digests:
-            if base != "builtin:busybox":
-                raise HostError(f"base {base} is not supported yet")
-            self._digests[key] = builtin.wanted_digest()
-        return self._digests[key]
+        """The digest of its image; empty while nobody knows what it stands for. Raises HostError,
+        OSError.
+        """
+        name = parse_image(base)
+        if not isinstance(name, Builtin):
+            identity = self._refs.get(str(name))
+            return _digest(name, identity) if identity else ""
+        signature = stat_signature(builtin.BUSYBOX)
+        if self._builtin[0] != signature or not signature:
+            self._builtin = (signature, builtin.wanted_digest())
+        return self._builtin[1]
 
     def observe(self, base: str) -> Image | None:
         """The image of `base` if it is here whole; None when it must be built. Raises HostError."""
         digest = self.digest_for(base)
+        return self._whole(digest) if digest else None
+
+    def _whole(self, digest: str) -> Image | None:
         folder = self._folder / digest
         try:
             sha256 = read_small(folder / "sha256").decode().strip()
@@ -51,32 +80,93 @@ class Images:
             return None
         return Image(digest, sha256, path)
 
-    def build(self, base: str) -> Image:
-        """Build the image of `base` (blocking). Raises HostError or CommandError; a failed build
-        leaves nothing. One that was built while this call waited for another is returned as it is.
-        """
-        with self._building:
-            return self.observe(base) or self._build(base)
+    def build(
+        self, base: str, stop: threading.Event | None = None, rules: Rules | None = None
+    ) -> Image:
+        """Fetch and build the image of `base` (blocking). A failed build leaves nothing. One that
+        was built while this call waited for another is returned as it is.
 
-    def _build(self, base: str) -> Image:
-        digest = self.digest_for(base)
+        `rules` say what of this host may not be read. Raises BoxError, OSError; GivenUp when `stop`
+        is set.
+        """
+        name, stop = parse_image(base), stop or threading.Event()
+        with self._alone(str(name), stop):
+            return self.observe(base) or self._build(name, stop, rules)
+
+    def sweep(self) -> None:
+        """Remove what a killed controller had begun. Only while nothing is being built."""
+        for leftover in self._folder.glob(f"{_STAGING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    @contextmanager
+    def _alone(self, name: str, stop: threading.Event) -> Iterator[None]:
+        lock = self._locks.setdefault(name, threading.Lock())
+        while not lock.acquire(timeout=_LOCK_SECONDS):
+            if stop.is_set():
+                raise GivenUp("the image is not wanted any more")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _build(self, name: ImageName, stop: threading.Event, rules: Rules | None) -> Image:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in self._folder.glob(".build-*"):
-            shutil.rmtree(leftover, ignore_errors=True)  # of a controller that was killed
-        with tempfile.TemporaryDirectory(dir=self._folder, prefix=".build-") as scratch:
-            tree, ready = Path(scratch) / "tree", Path(scratch) / "ready"
-            builtin.busybox_tree(tree)
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix=_STAGING) as scratch:
+            ready = Path(scratch) / "ready"
             ready.mkdir()
-            target = ready / "root.squashfs"
-            run(
-                ["mksquashfs", str(tree), str(target), "-quiet", "-no-progress", "-noappend"]
-                + ["-comp", "lz4", "-all-root", "-mkfs-time", "0", "-all-time", "0", "-no-xattrs"]
-            )
-            os.chmod(target, 0o444)
-            sha256 = hashlib.sha256(target.read_bytes()).hexdigest()
-            (ready / "sha256").write_text(sha256 + "\n")
-            _sync(target, ready / "sha256", ready)
-            final = self._folder / digest
+            if isinstance(name, Builtin):
+                _squash_builtin(Path(scratch) / "tree", ready / "root.squashfs")
+                return self._place(ready, self.digest_for(str(name)))
+            try:
+                return self._from_source(name, Path(scratch), stop, rules)
+            except BadImage as error:
+                raise BadImage(f"{name}: {error.message.removeprefix(f'{name}: ')}") from error
+
+    def _from_source(
+        self, name: ImageName, scratch: Path, stop: threading.Event, rules: Rules | None
+    ) -> Image:
+        with ExitStack() as kept:
+            known = self._refs.get(str(name))
+            source = sources.opened(name, known, scratch, rules, stop, kept)
+            digest = _digest(name, source.identity)
+            image = self._whole(digest)  # another name's
+            if image is None:
+                found = source.load()
+                ours = found.sources  # the number of the source that is none of the image's
+                replaced = complete(found.tree, ours)
+                extra = kept.enter_context(tempfile.TemporaryFile(dir=scratch))
+                extra.write(CONTENTS)
+                extra.flush()
+                target = scratch / "ready/root.squashfs"
+                write_squashfs(
+                    found.tree,
+                    lambda number: extra.fileno() if number == ours else found.source(number),
+                    target,
+                    stop,
+                )
+                found.unchanged()
+                notes = [*replaced]
+                if found.devices:
+                    notes.append(f"{found.devices} devices are left out: a guest has its own")
+                about = _about(name, source.identity, found.settings, notes)
+                (scratch / "ready/about.json").write_text(about)
+                image = self._place(scratch / "ready", digest)
+            # Last: a name is known only together with its image.
+            self._refs.put(str(name), source.identity)
+            return image
+
+    def _place(self, ready: Path, digest: str) -> Image:
+        """Give what was made its name, durably."""
+        target = ready / "root.squashfs"
+        with open(target, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        (ready / "sha256").write_text(sha256 + "\n")
+        _sync(*ready.iterdir(), ready)
+        final = self._folder / digest
+        with self._placing:
+            there = self._whole(digest)
+            if there is not None:
+                return there  # made meanwhile, under another name
             if final.exists():
                 shutil.rmtree(final)  # what is there was found incomplete or changed
             ready.rename(final)
@@ -86,7 +176,7 @@ class Images:
 
 def open_verified(image: Image) -> int:
     """A read-only descriptor of the image, its content compared with the recorded hash through that
-    descriptor.
+    descriptor (blocking).
 
     Raises HostError when the file was changed since it was built.
     """
@@ -106,12 +196,23 @@ def open_verified(image: Image) -> int:
     return descriptor
 
 
-def _signature(path: Path) -> tuple[int, ...]:
-    try:
-        facts = path.stat()
-    except OSError:
-        return ()
-    return (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+def _squash_builtin(tree: Path, target: Path) -> None:
+    builtin.busybox_tree(tree)
+    run(
+        ["mksquashfs", str(tree), str(target), "-quiet", "-no-progress", "-noappend"]
+        + ["-comp", "lz4", "-all-root", "-mkfs-time", "0", "-all-time", "0", "-no-xattrs"]
+    )
+    os.chmod(target, 0o444)
+
+
+def _digest(name: ImageName, identity: str) -> str:
+    parts = (_RECIPE, type(name).__name__, identity)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _about(name: ImageName, identity: str, settings: Settings, notes: list[str]) -> str:
+    said = {"base": str(name), "identity": identity, "notes": notes, "image": asdict(settings)}
+    return json.dumps(said, indent=1) + "\n"
 
 
 def _sync(*paths: Path) -> None:

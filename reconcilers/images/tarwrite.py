@@ -6,8 +6,8 @@ POSIX.1-2001 (pax): a plain ustar header, preceded by an extended one for what d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import IO
 
 from reconcilers.images.tree import BadImage, Fifo, File, Folder, Node, Symlink, Tree
 
@@ -20,13 +20,16 @@ _PLAIN_NAME = 100
 _OCTAL_7, _OCTAL_11 = 0o7777777, 0o77777777777
 
 
-def write_tree(tree: Tree, sources: Sequence[int], out: BinaryIO, check: Callable[[], None]) -> int:
-    """Write all below the root of `tree` to `out`, contents from the descriptors `sources`; the
-    number of inodes, the root's included. Raises BadImage, OSError.
+def write_tree(
+    tree: Tree, source: Callable[[int], int], out: IO[bytes], check: Callable[[], None]
+) -> int:
+    """Write all below the root of `tree` to `out`; the number of inodes, the root's included.
+    Raises BadImage, OSError.
 
+    `source` gives the descriptor of a source, which stays open until it is asked for another one.
     `check` is called now and then, and may raise to give up.
     """
-    writer = _Writer(sources, out, check)
+    writer = _Writer(source, out, check)
     for path, node in tree.walk():
         writer.add(path, node)
     out.write(bytes(2 * BLOCK))
@@ -35,8 +38,10 @@ def write_tree(tree: Tree, sources: Sequence[int], out: BinaryIO, check: Callabl
 
 
 class _Writer:
-    def __init__(self, sources: Sequence[int], out: BinaryIO, check: Callable[[], None]) -> None:
-        self._sources = sources
+    def __init__(
+        self, source: Callable[[int], int], out: IO[bytes], check: Callable[[], None]
+    ) -> None:
+        self._source = source
         self._out = out
         self._check = check
         self._bytes = 0
@@ -86,10 +91,10 @@ class _Writer:
         if size == 0:
             return
         self._out.flush()
-        to, end = self._out.fileno(), start + size
+        to, end, of = self._out.fileno(), start + size, self._source(source)
         while start < end:
             self._check()
-            sent = os.sendfile(to, self._sources[source], start, min(_CHUNK, end - start))
+            sent = os.sendfile(to, of, start, min(_CHUNK, end - start))
             if sent == 0:
                 raise BadImage("what it is made from became shorter while it was read")
             start += sent

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import GUEST_KERNEL
+from tests.registry import needs_registry
 from tests.vm.cases import CaseHome, case_home, leftovers, names, undisturbed
 from tests.vm.harness import BOX, ROOT, TINY, until
 from tests.vm.idblocks import block
@@ -40,14 +41,42 @@ def failures(home: CaseHome, name: str) -> list[float]:
 def test_c3_a_base_that_cannot_work_is_invalid_at_once_and_never_tried(home_c3: CaseHome) -> None:
     home = home_c3
     with undisturbed(home):
-        home.put("elm", TINY + "base: registry.invalid/nope:0\n")
+        home.put("elm", TINY + "base: registry.invalid/Nope:0\n")
         home.valid("elm", "InvalidBoxfile", seconds=3)
         message = home.message("elm", "Valid")
-        assert message.startswith(
-            "elm.box.yaml:5:1: base: registry.invalid/nope:0 is not supported yet"
-        )
+        assert message.startswith('elm.box.yaml:5:7: base: "Nope" has capitals')
         home.passes(3)
         assert failures(home, "elm") == []
+        home.remove("elm")
+        home.nothing_left("elm")
+
+
+@needs_registry
+def test_c3_a_registry_that_does_not_answer_is_asked_ever_less_often(home_c3: CaseHome) -> None:
+    home = home_c3
+    user = home.path / "user/.config/containers"
+    user.mkdir(parents=True)
+    # The name leads to a closed port: no question about it leaves this host.
+    text = '[[registry]]\nprefix = "registry.invalid"\nlocation = "127.0.0.1:1"\n'
+    (user / "registries.conf").write_text(text)
+    home.stop()
+    home.env["HOME"] = str(home.path / "user")
+    home.start()
+    base = "registry.invalid/nope:0"
+    with undisturbed(home):
+        home.put("elm", TINY + f"base: {base}\n")
+        until(lambda: len(failures(home, "elm")) >= 4, 90, f"4 attempts; {home.log()}")
+        times = failures(home, "elm")
+        waits = [after - before for before, after in pairwise(times)][:3]
+        for number, wait in enumerate(waits):
+            assert wait > 2**number - 0.1, waits  # and an attempt takes its own time
+        assert home.condition("elm", "ImageReady") == ("False", "BuildFailed")
+        assert home.message("elm", "ImageReady").startswith(f"{base}: ")
+        assert "connection refused" in home.message("elm", "ImageReady")
+        assert home.condition("elm", "Ready") == ("False", "BackingOff")
+        assert [path.name for path in (home.path / "images").glob(".build-*")] == []
+        home.put("elm", TINY)  # and mending it is tried at once
+        home.ready("elm")
         home.remove("elm")
         home.nothing_left("elm")
 

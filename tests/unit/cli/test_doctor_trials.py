@@ -72,6 +72,8 @@ def test_filter_of_system_calls_is_tried_and_its_failure_named(tmp_path: Path) -
          "passt", "warn", "not installed", "apt-get install passt"),
         (without("mount --bind /dev/null $(command -v mksquashfs)"),
          "image tools", "fail", "mksquashfs", "apt-get install squashfs-tools"),
+        (without("test ! -e /usr/bin/skopeo || mount --bind /dev/null /usr/bin/skopeo"),
+         "skopeo", "warn", "not installed", "apt-get install skopeo"),
         (without('mkdir -p "$BOX_HOME"; mount -t tmpfs -o size=40m,mode=0700 none "$BOX_HOME"'),
          "disk space", "fail", "0.0 GiB free", "free some space"),
     ],

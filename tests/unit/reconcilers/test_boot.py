@@ -63,5 +63,7 @@ def test_what_does_not_fit_is_named_and_leaves_no_half(tmp_path: Path, kernel: K
 @pytest.mark.skipif(not BUSYBOX.exists(), reason="busybox-static is missing")
 def test_a_half_built_image_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".build-abc/tree/bin").mkdir(parents=True)
-    made = Images(tmp_path).build("builtin:busybox")
+    images = Images(tmp_path)
+    images.sweep()
+    made = images.build("builtin:busybox")
     assert list(tmp_path.iterdir()) == [made.path.parent]

@@ -84,7 +84,7 @@ def test_the_page_names_what_is_not_supported_yet() -> None:
     text = section(BOXFILE, "Not supported yet")
     named = set(re.findall(r"`([^`]+)`", text))
     unbuilt = {*Backend} - {*supported_values("backend")}
-    assert named == {*WHOLE_FIELDS, *map(str, unbuilt), "base", "backend"}
+    assert named == {*WHOLE_FIELDS, *map(str, unbuilt), "backend"}
 
 
 def test_the_files_that_the_page_calls_boxfiles_are_some() -> None:

@@ -1,0 +1,31 @@
+"""Building an image while everything else goes on, and giving it up when nobody wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from reconcilers.facts import Image
+from reconcilers.images.store import Images
+from reconcilers.mounts import Rules
+
+
+async def build(images: Images, base: str, rules: Callable[[], Rules]) -> Image:
+    """The image of `base`, built in a thread. Cancelling this ends what is fetched or written, and
+    waits for it to be cleared away. Raises BoxError, OSError.
+    """
+    stop = threading.Event()
+
+    def work() -> Image:
+        return images.build(base, stop, rules())
+
+    working = asyncio.get_running_loop().run_in_executor(images.pool, work)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait({working})
+        if not working.cancelled():
+            working.exception()  # seen, and of no interest any more
+        raise

@@ -1,0 +1,124 @@
+"""A file of the host that a Boxfile names: opened once, hashed, and seen to stay what it was."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import hashlib
+import lzma
+import os
+import stat
+import threading
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from reconcilers.images.fetch import LAYER_MAX
+from reconcilers.images.tree import BadImage
+from reconcilers.process import GivenUp
+
+_CHUNK = 1 << 20
+_GZIP, _XZ, _BZIP2, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh", b"\x28\xb5\x2f\xfd"
+
+
+class LocalFile:
+    """An open regular file; `path` leads to it without links, as it was when it was opened."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._descriptor = descriptor
+        self.path = path
+        self._was = self._facts()
+
+    @classmethod
+    def opened(cls, directory: int, name: str, path: str) -> LocalFile:
+        """The file `name` in `directory`. Raises OSError for anything but a regular file."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        # Looked at before it is opened: a device may act on being opened.
+        kind = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(kind):
+            what = "it is a link: name the file itself" if stat.S_ISLNK(kind) else "it is no file"
+            raise OSError(errno.EINVAL, what, name)
+        descriptor = os.open(name, flags, dir_fd=directory)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is no file", name)
+            return cls(descriptor, f"{path.rstrip('/')}/{name}")
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def sha256(self, stop: threading.Event) -> str:
+        """Of all its bytes. Raises BadImage when they change meanwhile, GivenUp."""
+        digest, at = hashlib.sha256(), 0
+        while part := os.pread(self._descriptor, _CHUNK, at):
+            _go_on(stop)
+            digest.update(part)
+            at += len(part)
+        self.unchanged()
+        return digest.hexdigest()
+
+    def unchanged(self) -> None:
+        """Raises BadImage when it is not what it was when it was opened."""
+        if self._facts() != self._was:
+            raise BadImage(f"{self.path} changed while it was read")
+
+    def reader(self) -> BinaryIO:
+        """Its bytes from the beginning, through a descriptor of its own."""
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        return os.fdopen(os.dup(self._descriptor), "rb")
+
+    def _facts(self) -> tuple[int, ...]:
+        now = os.fstat(self._descriptor)
+        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+
+def uncompressed(file: LocalFile, target: Path, stop: threading.Event) -> BinaryIO:
+    """The file itself, or `target` with what it was compressed from. Raises BadImage, OSError."""
+    raw = file.reader()
+    try:
+        magic = raw.read(6)
+        raw.seek(0)
+        unpacked = _unpacked(raw, magic)
+        if unpacked is None:
+            return raw
+        size = 0
+        with open(target, "xb") as out:
+            try:
+                while part := unpacked.read(_CHUNK):
+                    _go_on(stop)
+                    size += len(part)
+                    if size > LAYER_MAX:
+                        raise BadImage(f"it unpacks to more than {LAYER_MAX >> 30} GiB")
+                    out.write(part)
+            except (EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+                raise BadImage(f"it cannot be unpacked: {error}") from error
+            except gzip.BadGzipFile as error:
+                raise BadImage(f"it cannot be unpacked: {error}") from error
+        with suppress(OSError):
+            raw.close()
+        return open(target, "rb")  # the caller's to close
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _unpacked(raw: BinaryIO, magic: bytes) -> BinaryIO | None:
+    if magic.startswith(_GZIP):
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+    if magic.startswith(_XZ):
+        return lzma.LZMAFile(raw)  # type: ignore[return-value]
+    if magic.startswith(_BZIP2):
+        return bz2.BZ2File(raw)  # type: ignore[return-value]
+    if magic.startswith(_ZSTD):
+        raise BadImage("it is compressed with zstd, which is not supported: unpack it with zstd -d")
+    return None
+
+
+def _go_on(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise GivenUp("the image is not wanted any more")

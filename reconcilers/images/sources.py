@@ -1,0 +1,202 @@
+"""Where a root image comes from, in two steps: what exactly it is, then its tree.
+
+The first step must be enough to know whether the image is here already.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from reconcilers.hostpath import Opened, opened_directory
+from reconcilers.images import fetch, localfile
+from reconcilers.images.fetch import Fetched
+from reconcilers.images.folder import FolderSource
+from reconcilers.images.layers import Merge
+from reconcilers.images.localfile import LocalFile
+from reconcilers.images.manifest import Settings
+from reconcilers.images.tarread import entries
+from reconcilers.images.tree import Tree
+from reconcilers.mounts import Rules, expanded, why_not_read
+from specs.errors import HostError
+from specs.imagename import Archive, Builtin, ImageName, Registry, Rootfs
+from specs.text import visible
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A tree, how to get at the sources that its contents name, what the image says of itself, and
+    how many sources there are. `unchanged` raises BadImage when it changed while it was read.
+    """
+
+    tree: Tree
+    source: Callable[[int], int]
+    settings: Settings
+    sources: int
+    devices: int = 0
+    unchanged: Callable[[], None] = lambda: None
+
+
+class Source(Protocol):
+    """`identity` is all that the image depends on."""
+
+    @property
+    def identity(self) -> str: ...
+
+    def load(self) -> Loaded: ...
+
+
+def opened(
+    name: ImageName,
+    known: str,
+    folder: Path,
+    rules: Rules | None,
+    stop: threading.Event,
+    kept: ExitStack,
+) -> Source:
+    """The source behind `name`, open as long as `kept`. `known` is what a registry's name stood for
+    when it was resolved; what lies on this host is looked at anew. `folder` is for what it needs.
+
+    Raises BoxError, OSError.
+    """
+    match name:
+        case Registry():
+            return _Registry(name, known or fetch.resolve(name, stop), folder, stop, kept)
+        case Archive():
+            file = _local(name.path, rules, kept)
+            return _Archive(name, file, folder, stop, kept)
+        case Rootfs():
+            return _rootfs(name, folder, rules, stop, kept)
+        case Builtin():
+            raise AssertionError("it is made in another way")
+
+
+class _Registry:
+    def __init__(
+        self, name: Registry, digest: str, folder: Path, stop: threading.Event, kept: ExitStack
+    ) -> None:
+        self._name, self._folder, self._stop, self._kept = name, folder, stop, kept
+        self.identity = digest
+
+    def load(self) -> Loaded:
+        target = self._folder / "layers"
+        found = fetch.pull(self._name, self.identity, target, self._stop)
+        return _merged(found, self._kept)
+
+
+class _Archive:
+    def __init__(
+        self, name: Archive, file: LocalFile, folder: Path, stop: threading.Event, kept: ExitStack
+    ) -> None:
+        self._name, self._file, self._folder, self._stop = name, file, folder, stop
+        self._kept = kept
+        self.identity = f"{file.sha256(stop)}:{name.tag}"
+
+    def load(self) -> Loaded:
+        target = self._folder / "layers"
+        found = fetch.unpack(self._name, self._file.path, target, self._stop)
+        self._file.unchanged()
+        return _merged(found, self._kept)
+
+
+class _Tar:
+    def __init__(
+        self, file: LocalFile, folder: Path, stop: threading.Event, kept: ExitStack
+    ) -> None:
+        self._file, self._folder, self._stop, self._kept = file, folder, stop, kept
+        self.identity = file.sha256(stop)
+
+    def load(self) -> Loaded:
+        plain = localfile.uncompressed(self._file, self._folder / "rootfs.tar", self._stop)
+        archive = self._kept.enter_context(plain)
+        merge = Merge()
+        merge.apply(entries(archive, 0))
+        return Loaded(
+            tree=merge.tree,
+            source=lambda number: archive.fileno(),
+            settings=Settings(),
+            sources=1,
+            devices=merge.devices,
+            unchanged=self._file.unchanged,
+        )
+
+
+class _Folder:
+    def __init__(self, descriptor: int, path: str, stop: threading.Event, kept: ExitStack) -> None:
+        self._source = FolderSource(descriptor, path, stop)
+        kept.callback(self._source.close)
+        self.identity = self._source.identity
+
+    def load(self) -> Loaded:
+        found = self._source
+        return Loaded(
+            tree=found.tree,
+            source=found.descriptor,
+            settings=Settings(),
+            sources=found.count,
+            devices=found.left_out,
+            unchanged=found.unchanged,
+        )
+
+
+def _merged(found: Fetched, kept: ExitStack) -> Loaded:
+    merge, files = Merge(), list[BinaryIO]()
+    for number, path in enumerate(found.layers):
+        file = open(path, "rb")  # noqa: SIM115  # open as long as `kept`
+        files.append(kept.enter_context(file))
+        merge.apply(entries(file, number))
+    descriptors = [file.fileno() for file in files]
+    return Loaded(
+        merge.tree, descriptors.__getitem__, found.settings, len(descriptors), merge.devices
+    )
+
+
+def _rootfs(
+    name: Rootfs, folder: Path, rules: Rules | None, stop: threading.Event, kept: ExitStack
+) -> Source:
+    path = _expanded(name.path)
+    if os.path.isdir(path):
+        at = _directory(path, name.path, kept)
+        _allowed(at, name.path, rules, file=False)
+        return _Folder(at.descriptor, visible(at.path, 300), stop, kept)
+    return _Tar(_local(name.path, rules, kept), folder, stop, kept)
+
+
+def _local(written: str, rules: Rules | None, kept: ExitStack) -> LocalFile:
+    path = _expanded(written)
+    at = _directory(os.path.dirname(path), written, kept)
+    _allowed(at, written, rules, file=True)
+    try:
+        file = LocalFile.opened(at.descriptor, os.path.basename(path), at.path)
+    except OSError as error:
+        raise Unreadable(f"{written}: {error.strerror}", fix=f"ls -l {path}") from error
+    kept.callback(file.close)
+    return file
+
+
+class Unreadable(HostError):
+    """What a Boxfile names on this host is not there, or may not be made an image."""
+
+
+def _expanded(written: str) -> str:
+    try:
+        return expanded(written)
+    except OSError as error:
+        raise Unreadable(f"{written}: {error.strerror}") from error
+
+
+def _directory(path: str, written: str, kept: ExitStack) -> Opened:
+    try:
+        return kept.enter_context(opened_directory(path))
+    except OSError as error:
+        raise Unreadable(f"{written}: {error.strerror}", fix=f"ls -ld {path}") from error
+
+
+def _allowed(at: Opened, written: str, rules: Rules | None, *, file: bool) -> None:
+    if rules is not None and (why := why_not_read(at, rules, file=file)):
+        raise Unreadable(f"{written}: {why}", fix="copy it to a folder of its own")

@@ -1,0 +1,282 @@
+"""Images of what lies on this host: archives, tar files and folders, read and never followed."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reconcilers.images import fetch, sources
+from reconcilers.images.folder import FolderSource
+from reconcilers.images.store import Images
+from reconcilers.images.tree import BadImage, File
+from reconcilers.mounts import Rules, Writable
+from specs.errors import CommandError, HostError
+from tests.registry import Layout
+from tests.unit.images.layouts import layer
+from tests.unit.images.test_fetch import content, nothing_begun, paths
+
+pytestmark = pytest.mark.skipif(not shutil.which("sqfstar"), reason="squashfs-tools is missing")
+needs_skopeo = pytest.mark.skipif(not shutil.which("skopeo"), reason="skopeo is missing")
+ROOT = layer(("bin", "d"), ("bin/sh", "-", b"#!"), ("lib", "l", "usr/lib"), uid=7)
+CANARY = b"never to be read"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Images:
+    return Images(tmp_path / "images")
+
+
+# -- archives
+
+
+def archived(folder: Path, *tags: str) -> Path:
+    layout = Layout(folder / "layout")
+    for tag in tags:
+        layout.image(tag, ROOT, layer((tag, "-", tag.encode())), User=tag)
+    target = folder / "image.tar"
+    with tarfile.open(target, "w") as archive:
+        archive.add(layout.folder, ".")
+    return target
+
+
+@needs_skopeo
+def test_an_archive_with_one_image_needs_no_tag(tmp_path: Path, images: Images) -> None:
+    built = images.build(f"oci-archive:{archived(tmp_path, 'only')}")
+    assert paths(built) == {"bin", "bin/sh", "lib", "only"}
+    assert '"user": "only"' in (built.path.parent / "about.json").read_text()
+    nothing_begun(tmp_path / "images")
+
+
+@needs_skopeo
+def test_a_tag_chooses_an_image_in_an_archive(tmp_path: Path, images: Images) -> None:
+    archive = archived(tmp_path, "one", "two")
+    assert "two" in paths(images.build(f"oci-archive:{archive}:two"))
+    assert "one" in paths(images.build(f"oci-archive:{archive}:one"))
+    with pytest.raises(CommandError, match='three: no descriptor found for reference "three"'):
+        images.build(f"oci-archive:{archive}:three")
+
+
+# -- tar files
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress, bz2.compress])
+def test_a_tar_file_is_a_root(
+    tmp_path: Path, images: Images, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / "root.tar").write_bytes(pack(ROOT))
+    built = images.build(f"rootfs:{tmp_path}/root.tar")
+    assert paths(built) == {"bin", "bin/sh", "lib"}
+    assert content(built, "bin/sh") == b"#!"
+
+
+@pytest.mark.parametrize("data", [gzip.compress(ROOT)[:-9], lzma.compress(ROOT)[:-9], b"text", b""])
+def test_a_tar_file_that_is_none_or_breaks_off_is_refused(
+    tmp_path: Path, images: Images, data: bytes
+) -> None:
+    (tmp_path / "root.tar").write_bytes(data)
+    if not data:
+        assert paths(images.build(f"rootfs:{tmp_path}/root.tar")) == set()
+        return
+    with pytest.raises(BadImage, match=f"rootfs:{tmp_path}/root.tar: "):
+        images.build(f"rootfs:{tmp_path}/root.tar")
+    assert list((tmp_path / "images").iterdir()) == []
+
+
+def test_a_tar_file_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconcilers.images.localfile.LAYER_MAX", 1 << 20)
+    (tmp_path / "root.tar").write_bytes(gzip.compress(bytes(3 << 20)))
+    with pytest.raises(BadImage, match="unpacks to more than"):
+        images.build(f"rootfs:{tmp_path}/root.tar")
+
+
+def test_a_changed_tar_file_is_another_image_only_when_it_is_asked_for_again(
+    tmp_path: Path, images: Images
+) -> None:
+    base = f"rootfs:{tmp_path}/root.tar"
+    (tmp_path / "root.tar").write_bytes(ROOT)
+    first = images.build(base)
+    (tmp_path / "root.tar").write_bytes(layer(("new", "-")))
+    assert images.build(base) == first
+    (tmp_path / "images/refs.toml").unlink()
+    assert images.observe(base) is None
+    assert paths(images.build(base)) == {"new"}
+
+
+@pytest.mark.parametrize("kind", ["missing", "link", "fifo", "socket", "device"])
+def test_what_is_no_file_is_never_opened(tmp_path: Path, images: Images, kind: str) -> None:
+    place, canary = tmp_path / "root.tar", tmp_path / "canary"
+    canary.write_bytes(CANARY)
+    if kind == "link":
+        place.symlink_to(canary)
+    elif kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(place))
+    elif kind == "device":
+        if os.geteuid() != 0:
+            pytest.skip("only root makes devices")
+        os.mknod(place, 0o600 | 0o020000, os.makedev(5, 2))
+    for base in (f"rootfs:{place}", f"oci-archive:{place}"):
+        with pytest.raises(HostError, match=r"link: name the file|no file|No such file"):
+            images.build(base)
+
+
+# -- folders
+
+
+def made_folder(folder: Path) -> Path:
+    root = folder / "root"
+    (root / "bin").mkdir(parents=True)
+    (root / "bin/sh").write_bytes(b"#!")
+    (root / "bin/sh").chmod(0o4755)
+    os.link(root / "bin/sh", root / "bin/ash")
+    (root / "out").symlink_to("/etc/shadow")
+    (root / "up").symlink_to("../canary")
+    (folder / "canary").write_bytes(CANARY)
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(root / "sock"))
+    (root / os.fsdecode(b"\xff\n")).write_bytes(b"odd")
+    with open(root / "holes", "wb") as file:
+        file.truncate(40 << 20)
+        file.seek(1 << 20)
+        file.write(b"data")
+    return root
+
+
+def test_a_folder_is_a_root_and_its_links_stay_links(tmp_path: Path, images: Images) -> None:
+    built = images.build(f"rootfs:{made_folder(tmp_path)}")
+    listing = subprocess.run(
+        ["unsquashfs", "-lln", str(built.path)], capture_output=True, check=True
+    ).stdout.decode("utf-8", "backslashreplace")
+    owner = f"{os.geteuid()}/{os.getegid()}" if os.geteuid() == 0 else "0/0"
+    assert f"-rwsr-xr-x {owner}" in listing
+    assert "squashfs-root/out -> /etc/shadow" in listing
+    assert "squashfs-root/up -> ../canary" in listing
+    assert "prw-r--r--" in listing
+    assert "sock" not in listing
+    assert content(built, "bin/ash") == b"#!"
+    assert built.path.stat().st_size < 1 << 20, "holes take no room"
+    assert CANARY not in built.path.read_bytes()
+    nothing_begun(tmp_path / "images")
+
+
+def source_of(folder: Path) -> FolderSource:
+    descriptor = os.open(folder, os.O_PATH)
+    try:
+        return FolderSource(descriptor, str(folder), threading.Event())
+    finally:
+        os.close(descriptor)
+
+
+def test_a_folder_is_known_by_what_it_holds(tmp_path: Path) -> None:
+    root = made_folder(tmp_path)
+    before = source_of(root)
+    assert source_of(root).identity == before.identity
+    shell = before.tree.find([b"bin", b"sh"])
+    assert isinstance(shell, File)
+    assert shell is before.tree.find([b"bin", b"ash"])
+    seen = {before.identity}
+    (root / "new").write_text("")
+    seen.add(source_of(root).identity)
+    (root / "bin").chmod(0o700)
+    seen.add(source_of(root).identity)
+    (root / "up").unlink()
+    (root / "up").symlink_to("x")
+    seen.add(source_of(root).identity)
+    assert len(seen) == 4
+
+
+def test_a_folder_that_changes_while_it_is_read_makes_no_image(tmp_path: Path) -> None:
+    root = made_folder(tmp_path)
+    found = source_of(root)
+    shell = found.tree.find([b"bin", b"sh"])
+    assert isinstance(shell, File)
+    (root / "bin/sh").write_bytes(b"longer than before")
+    with pytest.raises(BadImage, match="changed while it was read"):
+        found.descriptor(shell.content.source)
+    with pytest.raises(BadImage, match="changed while it was read"):
+        found.unchanged()
+    (root / "bin/sh").unlink()
+    (root / "bin/sh").symlink_to(tmp_path / "canary")
+    with pytest.raises(BadImage, match="changed while it was read"):
+        found.descriptor(shell.content.source)
+    shutil.rmtree(root / "bin")
+    (root / "bin").symlink_to("/bin")
+    with pytest.raises(BadImage, match="changed while it was read"):
+        found.descriptor(shell.content.source)
+    found.close()
+
+
+def test_another_file_system_in_a_folder_is_left_out(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts")
+    root = made_folder(tmp_path)
+    (root / "proc").mkdir()
+    script = (
+        f"mount -t tmpfs none {root}/proc && touch {root}/proc/inside && exec {sys.executable}"
+        f" -c \"from tests.unit.images.test_local import *; s = source_of(Path('{root}'));"
+        " print(s.tree.find([b'proc']) is not None, s.tree.find([b'proc', b'inside']))\""
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True None\n", done.stderr
+
+
+# -- what of the host may be made an image
+
+
+def rules(*forbidden: Path) -> Rules:
+    return Rules(forbidden=tuple(("the home of box", str(path)) for path in forbidden))
+
+
+def test_a_forbidden_folder_is_no_image_nor_what_holds_it(tmp_path: Path, images: Images) -> None:
+    root = made_folder(tmp_path)
+    (tmp_path / "root.tar").write_bytes(ROOT)
+    with pytest.raises(sources.Unreadable, match="lies in, the home of box"):
+        images.build(f"rootfs:{root}", rules=rules(tmp_path))
+    with pytest.raises(sources.Unreadable, match="it holds the home of box"):
+        images.build(f"rootfs:{root}", rules=rules(root / "bin"))
+    with pytest.raises(sources.Unreadable, match="lies in, the home of box"):
+        images.build(f"rootfs:{tmp_path}/root.tar", rules=rules(tmp_path))
+    # A file in a folder that also holds something forbidden is still only that file.
+    images.build(f"rootfs:{tmp_path}/root.tar", rules=rules(root))
+
+
+def test_a_path_that_another_guest_can_bend_is_refused(tmp_path: Path, images: Images) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    root = made_folder(shared)
+    facts = os.stat(shared)
+    other = Writable("elm", ((facts.st_dev, facts.st_ino),), first=True)
+    bent = replace(rules(), writable=(other,))
+    with pytest.raises(sources.Unreadable, match="the guest of elm can write"):
+        images.build(f"rootfs:{root}", rules=bent)
+    (shared / "link").symlink_to(tmp_path)
+    with pytest.raises(sources.Unreadable, match="the guest of elm can write"):
+        images.build(f"rootfs:{shared}/link/images", rules=bent)
+
+
+def test_no_skopeo_is_asked_for_what_lies_here(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "PROGRAM", "skopeo-that-is-not-here")
+    (tmp_path / "root.tar").write_bytes(ROOT)
+    images.build(f"rootfs:{tmp_path}/root.tar")
