@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.support import environment
+from tests.unit.elsewhere import unknown_user
 
 ARGV = [sys.executable, "-m", "controller.cli.main", "doctor", "-o", "json"]
 # SECCOMP_SET_MODE_FILTER without flags, as the launcher calls it, is refused; what libseccomp asks
@@ -121,7 +122,7 @@ def test_home_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
     """An ordinary user's sockets may lie in the home; root's never do."""
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
-    user = ["unshare", "--user", f"--map-user={os.getpid() + 100_000}"]
+    user = unknown_user(os.getpid() + 100_000)
     bad = doctor(deep / "home", user)[1]["socket paths"]
     assert bad["state"] == "fail" and "characters fit" in bad["found"], bad
     assert "shorter BOX_HOME" in bad["fix"]

@@ -18,6 +18,7 @@ from reconcilers.mounts import Rules
 from reconcilers.usermounts import mounted_below
 from specs.boxfile import Boxfile
 from specs.errors import HostError
+from tests.unit.elsewhere import own_mounts, unknown_user
 
 NOTHING = Rules(forbidden=())
 
@@ -63,7 +64,7 @@ def test_read_only_file_system_cannot_be_shared_writable(tmp_path: Path) -> None
         "print(repr(why(place)), repr(why(place, mode='rw')), sep=chr(10))"
     )
     done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+        [*own_mounts(), "sh", "-c"]
         + ['mount -t tmpfs -o ro none "$1" && shift && exec "$@"', "sh", str(tmp_path)]
         + [sys.executable, "-c", script],
         capture_output=True,
@@ -79,7 +80,7 @@ def test_read_only_file_system_cannot_be_shared_writable(tmp_path: Path) -> None
 def test_user_whom_nobody_knows_has_no_home_to_share() -> None:
     script = "from tests.unit.reconcilers.test_shared_places import why; print(why('~/project'))"
     done = subprocess.run(
-        ["unshare", "--user", "--map-user=54321", sys.executable, "-c", script],
+        [*unknown_user(54321), sys.executable, "-c", script],
         capture_output=True,
         text=True,
         timeout=60,
@@ -100,7 +101,7 @@ def test_directory_mounted_on_its_own_entry_hides_nothing_above_it(tmp_path: Pat
         "print(why(f'{top}/secret/a/b/inner', rules))"
     )
     done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+        [*own_mounts(), "sh", "-c"]
         + ['mount --bind "$1" "$1/b" && shift && exec "$@"', "sh", str(tmp_path / "secret/a")]
         + [sys.executable, "-c", script],
         capture_output=True,
