@@ -79,7 +79,8 @@ def perform(found: Check, arena: Arena) -> Finding:
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{where.name}, line {where.lineno}"
-        result, reading = FAIL, f"could not be checked: {type(error).__name__}: {error} ({place})"
+        said = " | ".join(str(error).splitlines())
+        result, reading = FAIL, f"could not be checked: {type(error).__name__}: {said} ({place})"
     seconds = round(time.monotonic() - began, 2)
     return Finding(found.id, result, plain(reading), found.proves, seconds)
 
@@ -144,6 +145,10 @@ def chosen(wanted: Iterable[str]) -> list[Check]:
         n for n in names if n not in CHECKS and not any(c.startswith(n + ".") for c in CHECKS)
     ]
     if unknown:
-        raise ValueError(f"no such check: {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+        groups = ", ".join(GROUPS)
+        raise ValueError(
+            f"no such check: {', '.join(unknown)}\n  fix: one of the groups {groups},"
+            " or one of the checks that --list names"
+        )
     wanted = [c for c in CHECKS if not names or c in names or c.partition(".")[0] in names]
     return [CHECKS[id] for id in sorted(wanted, key=lambda id: GROUPS.index(id.partition(".")[0]))]

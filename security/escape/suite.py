@@ -95,7 +95,7 @@ def _compile(folder: Path) -> int:
     try:
         for program in compile_all(folder):
             print(program)
-    except BoxError as error:
+    except (BoxError, OSError) as error:
         print(f"escape-test: {error}", file=sys.stderr)
         return 2
     return 0
@@ -107,9 +107,21 @@ def _unusable(wanted: argparse.Namespace) -> str:
         return "name the box command to attack (--help says more)"
     if shutil.which(_command(wanted.box)[0]) is None:
         return f"there is no command {wanted.box}"
+    if wanted.json and (where := _unwritable(Path(wanted.json))):
+        return f"no report can be written: {where}"
     if wanted.programs:
         return "" if os.path.isdir(wanted.programs) else f"there is no folder {wanted.programs}"
     return "" if shutil.which(COMMAND[0]) else NO_COMPILER
+
+
+def _unwritable(report: Path) -> str:
+    """Why this file cannot be written, known before the minutes that the attacks take."""
+    if report.is_dir():
+        return f"{report} is a folder"
+    if not report.parent.is_dir():
+        return f"there is no folder {report.parent}"
+    held = report if report.exists() else report.parent
+    return "" if os.access(held, os.W_OK) else f"{held} is not writable"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scale",
         type=float,
-        default=float(os.environ.get("BOX_ESCAPE_SCALE", "1")),
+        default=os.environ.get("BOX_ESCAPE_SCALE", "1"),
         help="stretch every time limit, for slow machines (or BOX_ESCAPE_SCALE)",
     )
     parser.add_argument(

@@ -81,9 +81,15 @@ def test_with_programs_it_asks_for_no_compiler(no_compiler: str, tmp_path: Path)
         (["--programs", "/nowhere", "sh"], "no folder /nowhere"),
         (["/nowhere/box"], "no command /nowhere/box"),
         ([], "name the box command"),
+        (["sh", "--json", "/nowhere/report.json"], "there is no folder /nowhere"),
+        (["sh", "--json", "/"], "/ is a folder"),
+        (["sh", "--only", "jial"], "no such check: jial"),
+        (["sh", "--scale", "much"], "invalid float value: 'much'"),
+        (["--compile", "/proc/nowhere"], "/proc/nowhere"),
     ],
 )
 def test_a_wrong_call_is_named(words: list[str], said: str) -> None:
     done = suite(*words)
     assert done.returncode == 2
     assert said in done.stderr
+    assert "Traceback" not in done.stderr
