@@ -16,7 +16,7 @@ POLICY_MAX = 64 << 10  # bytes
 def read_ceiling(path: Path) -> Ceiling | BoxError:
     """The ceiling, one that allows everything where there is no file, or what is wrong with it."""
     try:
-        return parse_ceiling(files.read_bounded(path, POLICY_MAX), path.name)
+        return parse_ceiling(files.read_bounded(path, POLICY_MAX), str(path))
     except FileNotFoundError:
         return Ceiling()
     except BoxError as error:

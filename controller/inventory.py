@@ -26,7 +26,7 @@ from specs.conditions import Reason
 from specs.drift import Event
 from specs.errors import BoxError, HostError, RefusedByPolicy
 from specs.parse import Parsed, parse_boxfile
-from specs.text import visible
+from specs.text import one_line, visible
 
 log = logging.getLogger("box")
 
@@ -281,7 +281,7 @@ class Inventory:
         """Add one line to the sandbox's history."""
         now = timestamp()
         entry.last_change = now
-        log.info("%s: %s: %s", entry.record.name, kind, visible(message, 500))
+        log.info("%s: %s: %s", entry.record.name, kind, visible(one_line(message), 500))
         found = Event(now, kind, message, entry.record.generation)
         try:
             self._store.append_event(entry.record.name, found)

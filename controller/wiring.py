@@ -29,7 +29,7 @@ def load_config(layout: Layout) -> Config:
         data = files.read_bounded(layout.config, CONFIG_MAX)
     except FileNotFoundError:
         return Config()
-    return parse_config(data, layout.config.name)
+    return parse_config(data, str(layout.config))
 
 
 def build_host(layout: Layout, config: Config) -> Host:

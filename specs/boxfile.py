@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from specs.egress import ENTRIES_MAX, parse_entry
-from specs.errors import BadName
+from specs.errors import BadName, NotAllowed
 from specs.imagename import parse_image
 from specs.mountpaths import MOUNTS_MAX, check_guest_path, check_host_path
 from specs.names import NAME_PATTERN, check_name
@@ -94,30 +94,30 @@ def _sandbox_name(name: str) -> str:
     try:
         return check_name(name)
     except BadName as error:
-        raise ValueError(error.message) from None
+        raise NotAllowed(error.message, error.fix) from None
 
 
 def _one_line(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("control characters are not allowed")
+        raise NotAllowed("control characters are not allowed", "write one line of plain text")
     return text
 
 
 def _no_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError("a NUL character cannot be passed to a program")
+        raise NotAllowed("a NUL character cannot be passed to a program", "leave it out")
     return text
 
 
 def _environment_name(name: str) -> str:
     if not name or "=" in name or not name.isascii() or not name.isprintable() or " " in name:
-        raise ValueError("not a variable name: use printable ASCII without spaces and =")
+        raise NotAllowed("not a variable name", "use printable ASCII without spaces and =")
     return name
 
 
 def _absolute(path: str) -> str:
     if not path.startswith("/"):
-        raise ValueError("must be an absolute path")
+        raise NotAllowed("must be an absolute path", "write the whole path, from / on")
     return path
 
 

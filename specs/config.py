@@ -16,16 +16,15 @@ from pydantic import (
     Field,
     StrictInt,
     StrictStr,
-    StringConstraints,
     model_validator,
 )
 
+from specs.boxfile import AbsolutePath
 from specs.document import Document
-from specs.errors import InvalidBoxfile
+from specs.errors import InvalidBoxfile, NotAllowed
 from specs.tomltext import parse_toml
 from specs.validate import in_order, judge
 
-Path = Annotated[StrictStr, StringConstraints(pattern=r"^/[^\x00-\x1f]*$", max_length=4096)]
 # setresuid(2) reads 2**32 - 1 as "leave as it is"; the one below is kept free as well
 ID_MAX = 4_294_967_293
 
@@ -34,9 +33,10 @@ def _address(text: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        raise ValueError("not an IP address") from None
+        raise NotAllowed("not an IP address", "write one, as in 192.0.2.53") from None
     if address.is_loopback or address.is_unspecified or address.is_multicast:
-        raise ValueError("the sandboxes cannot reach this address")
+        fix = "write the address of a resolver that is not this host, or remove the line"
+        raise NotAllowed("the sandboxes cannot reach this address", fix)
     return text
 
 
@@ -49,11 +49,15 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kernel: Path | None = Field(
+    kernel: AbsolutePath | None = Field(
         None, description="A directory with vmlinux and modules/, or a kernel image."
     )
-    modules: Path | None = Field(None, description="Kernel modules, when not beside the kernel.")
-    qemu: Path | None = Field(None, description="The QEMU binary. Left out: searched in PATH.")
+    modules: AbsolutePath | None = Field(
+        None, description="Kernel modules, when not beside the kernel."
+    )
+    qemu: AbsolutePath | None = Field(
+        None, description="The QEMU binary. Left out: searched in PATH."
+    )
     uid_first: Id = Field(1_879_048_192, description="First numeric identity for strict sandboxes.")
     uid_count: Annotated[StrictInt, Field(ge=1, le=65_536 * 16)] = Field(
         65_536, description="How many numeric identities the range holds."
@@ -75,9 +79,11 @@ class Config(BaseModel):
     def _ranges_fit(self) -> Config:
         last = self.uid_first + self.uid_count - 1
         if last > ID_MAX:
-            raise ValueError(f"uid_first + uid_count ends at {last}, beyond {ID_MAX}")
+            message = f"uid_first + uid_count ends at {last}, beyond {ID_MAX}"
+            raise NotAllowed(message, "write a smaller uid_first or uid_count")
         if self.standard_uid is not None and self.uid_first <= self.standard_uid <= last:
-            raise ValueError("standard_uid lies in the range of the strict sandboxes")
+            message = "standard_uid lies in the range of the strict sandboxes"
+            raise NotAllowed(message, f"write an id outside of {self.uid_first} to {last}")
         return self
 
 

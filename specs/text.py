@@ -20,6 +20,11 @@ def visible_lines(text: str, limit: int = 4000) -> str:
     return "".join(c if c in "\n\t" else _escape(c) for c in kept)
 
 
+def one_line(text: str) -> str:
+    """Its lines as one, for a log: a list of mistakes has a line for each."""
+    return "; ".join(filter(None, (line.strip() for line in text.split("\n"))))
+
+
 def code_point(character: str) -> str:
     """`U+0430 CYRILLIC SMALL LETTER A` for one character."""
     from unicodedata import name  # a 1 MB table; only an error message needs it

@@ -14,6 +14,7 @@ from controller.cli.fixes import fix_for
 from controller.cli.place import needed, say_when_down
 from controller.cli.view import View, view
 from reconcilers.layout import Layout
+from specs.text import one_line
 
 STATUS_COLOURS = {"True": output.GREEN, "False": output.RED, "Unknown": output.YELLOW}
 EVENTS_SHOWN = 10
@@ -265,7 +266,10 @@ def _events(layout: Layout, name: str) -> None:
     if not events:
         return
     _title("Events (box events shows all)")
-    rows = [[output.age(e.time), output.safe(e.kind), output.safe(e.message, 400)] for e in events]
+    rows = [
+        [output.age(e.time), output.safe(e.kind), output.safe(one_line(e.message), 400)]
+        for e in events
+    ]
     sizes = output.widths(rows)
     for row in rows:
         print("  " + output.line(row, sizes))

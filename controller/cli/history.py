@@ -16,6 +16,7 @@ from controller.cli.view import View, view, views
 from reconcilers.layout import Layout
 from specs.drift import Event
 from specs.errors import NotUp
+from specs.text import one_line
 
 FOLLOW_SECONDS = 0.2
 LOG_MAX = 8 * 1024 * 1024
@@ -111,7 +112,7 @@ def _already(before: list[Event], now: list[Event]) -> int:
 
 def _print_event(name: str, event: Event, with_name: bool) -> None:
     who = [name] if with_name else []
-    cells = [event.time, *who, event.kind, event.message]
+    cells = [event.time, *who, event.kind, one_line(event.message)]
     print("  ".join(output.safe(cell, 1000) for cell in cells), flush=True)
 
 

@@ -20,6 +20,22 @@ def test_settings_are_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("kernel = 'relative/path'", "write the whole path, from / on"),
+        ("resolver = 'dns.example'", "write one, as in 192.0.2.53"),
+        ("resolver = '127.0.0.1'", "write the address of a resolver that is not this host"),
+        ("standard_uid = 1879048200", "write an id outside of 1879048192 to 1879113727"),
+        ("uid_first = 4294967290", "write a smaller uid_first or uid_count"),
+    ],
+)
+def test_a_value_that_cannot_be_has_its_own_fix(text: str, fix: str) -> None:
+    with pytest.raises(InvalidBoxfile) as caught:
+        parse_config(text.encode(), "config.toml")
+    assert [problem.fix.startswith(fix) for problem in caught.value.problems] == [True]
+
+
+@pytest.mark.parametrize(
     ("text", "field"),
     [
         ("kernal = '/x'", "kernal"),
