@@ -110,7 +110,7 @@ class Liar:
             while not made.closed.is_set() and time.monotonic() < deadline:
                 if self.ready():
                     return made
-                time.sleep(0.1)
+                time.sleep(0.1 * self.arena.home.scale)
             self.silent()
         status = self.arena.home.condition(NAME, "Ready")
         raise BoxError(f"the stand-in's sandbox does not become Ready: {status}")
@@ -160,7 +160,7 @@ class Liar:
         while self.ready():
             if time.monotonic() > deadline:
                 raise Failed(f"the sandbox is still called Ready after {what}")
-            time.sleep(0.1)
+            time.sleep(0.1 * self.arena.home.scale)
 
     @contextlib.contextmanager
     def started(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:

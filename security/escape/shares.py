@@ -105,7 +105,7 @@ class Shares:
                 raise Unproved(f"not attacked: box refuses the mounts ({reason}): {self._said()}")
             if time.monotonic() > deadline:
                 raise Unproved(f"not attacked: no sandbox with mounts: {reason}: {self._said()}")
-            time.sleep(0.2)
+            time.sleep(0.2 * home.scale)
         self.arena.greet(NAME)
 
     def _said(self) -> str:

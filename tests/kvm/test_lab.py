@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.kvm.conftest import BEGUN, SUMMARIES
-from tests.kvm.job import Job
+from tests.kvm.job import MORE_GROUPS, Job
 from tests.kvm.lab import LAB_SECONDS, Outcome, run, summary
 
 # Beside the run itself: making the image, the first time, and the second disk.
@@ -25,6 +25,11 @@ pytestmark = [pytest.mark.needs_lab, pytest.mark.timeout(LAB_SECONDS + 600)]
         pytest.param(
             Job("root", "strict", arguments=("tests/vm/test_drift.py",)),
             id="every-drift",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            Job("root", "strict", groups=MORE_GROUPS),
+            id="more-attacks-as-root",
             marks=pytest.mark.long,
         ),
     ],

@@ -19,7 +19,7 @@ from tests.vm.harness import PATIENCE
 # The others are left to hosts that are not emulated: they need minutes more (mounts, network,
 # channel), or measure how a host with one slow processor responds (load).
 GROUPS = os.environ["LAB_GROUPS"].split() or ["inside", "lies", "outside", "between", "jail"]
-SUITE_SECONDS = 600 * PATIENCE
+SUITE_SECONDS = 900 * PATIENCE
 SCALE = f"{4 * PATIENCE}"  # than a processor of one's own: `box` takes a second in here
 
 
