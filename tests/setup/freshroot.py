@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.vm.harness import PATIENCE
+
 CACHE = Path("/var/cache/box/test-roots")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 HOST_CA = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -114,7 +116,7 @@ class FreshRoot:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=timeout,
+            timeout=timeout * PATIENCE,
         )
 
     def _environment(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.setup.freshroot import FreshRoot
 from tests.vm.harness import until
 
-PACKAGES = "systemd systemd-sysv dbus libpam-systemd dbus-user-session python3"
+PACKAGES = "systemd systemd-sysv dbus libpam-systemd dbus-user-session"
 # Before unshare(1): systemd's cgroup namespace begins at the group the process is in.
 BOOT = """
 set -e

@@ -11,8 +11,9 @@ import pytest
 from tests.lint.tree import ROOT, project_files
 from tests.setup.freshroot import FreshRoot, fresh_root
 from tests.setup.sharing import share
+from tests.vm.harness import PATIENCE
 
-pytestmark = [pytest.mark.setup, pytest.mark.needs_root, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.setup, pytest.mark.needs_root, pytest.mark.timeout(900 * PATIENCE)]
 
 INSIDE = "/root/box"
 SETUP_SECONDS = 600

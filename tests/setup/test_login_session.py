@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from reconcilers.confinement.cgrouptree import top_tree
-from tests.lint.tree import ROOT, python_files
 from tests.setup.freshroot import fresh_root
 from tests.setup.machine import PACKAGES, Machine, machine
-from tests.vm.harness import until
+from tests.setup.test_from_nothing import SETUP_SECONDS, copy_clone
+from tests.vm.harness import PATIENCE, until
 
 pytestmark = [
-    pytest.mark.setup, pytest.mark.long, pytest.mark.needs_root, pytest.mark.timeout(600),
+    pytest.mark.setup, pytest.mark.long, pytest.mark.needs_root,
+    pytest.mark.timeout(900 * PATIENCE),
 ]  # fmt: skip
 
 NAME, UID = "boxtest", 1_880_100_002
@@ -54,13 +55,13 @@ print(handed.own_group())
 
 
 class Host:
-    """A machine with that user, who has the sources of box."""
+    """A machine with that user, and with a box that he can run."""
 
     def __init__(self, booted: Machine) -> None:
         self.run, self.group, self.outside = booted.run, booted.group, booted.outside
 
     def ask(self, how: str, name: str) -> list[str]:
-        command = f"env PYTHONPATH=/opt/box python3 -B -c {shlex.quote(ASK)} {name}"
+        command = f"/opt/box/.venv/bin/python -B -c {shlex.quote(ASK)} {name}"
         done = self.run(f"{how} {command}")
         assert done.returncode == 0, done.stdout
         return done.stdout.splitlines()
@@ -83,14 +84,11 @@ def host(
     if not unified:
         pytest.skip("no cgroup v2 tree is mounted")
     with fresh_root(request.param, tmp_path_factory.mktemp("host")) as root:
-        for path in python_files("specs", "agent", "reconcilers"):
-            copy = root.path / "opt/box" / path.relative_to(ROOT)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
+        copy_clone(root.path / "opt/box")
         made = root.run(
             f"set -e; apt-get -q update; apt-get -q -y install --no-install-recommends {PACKAGES};"
-            f" useradd --uid {UID} --create-home --shell /bin/sh {NAME}",
-            timeout=300,
+            f" useradd --uid {UID} --create-home --shell /bin/sh {NAME}; /opt/box/dev setup",
+            timeout=SETUP_SECONDS,
         )
         assert made.returncode == 0, made.stdout[-2000:]
         with machine(root, Path(unified, f"boxtest-{UID}")) as booted:
