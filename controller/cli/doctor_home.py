@@ -81,7 +81,7 @@ def home_folder(name: str, about: Subject) -> Result:
         denied = isinstance(about.home_problem.__cause__, PermissionError) and os.geteuid() != 0
         fix = place.NOT_OURS if denied else about.home_problem.fix
         return Result(name, "fail", about.home_problem.message, fix)
-    if about.layout is None:
+    if not os.path.lexists(about.home):
         return Result(name, "ok", f"{about.home} does not exist yet; box controller makes it")
     from controller.home import check_private_folder
 
@@ -89,6 +89,8 @@ def home_folder(name: str, about: Subject) -> Result:
         check_private_folder(about.home)
     except BoxError as problem:
         return Result(name, "fail", f"{about.home}: {problem.message}", problem.fix)
+    if about.layout is None:
+        return Result(name, "ok", f"{about.home} was not used yet; box controller makes it a home")
     return Result(name, "ok", f"{about.home}, instance {about.layout.instance}")
 
 

@@ -119,6 +119,15 @@ def checks_of(home: Path) -> dict[str, dict[str, str]]:
     return {one["name"]: one for one in json.loads(done.stdout)["checks"]}
 
 
+def test_doctor_says_of_a_home_whether_it_can_be_one(tmp_path: Path) -> None:
+    assert "does not exist yet" in checks_of(tmp_path / "home")["home folder"]["found"]
+    (tmp_path / "home").mkdir()
+    assert "was not used yet" in checks_of(tmp_path / "home")["home folder"]["found"]
+    (tmp_path / "file").touch()
+    found = checks_of(tmp_path / "file")["home folder"]
+    assert (found["state"], "not a folder" in found["found"]) == ("fail", True)
+
+
 def test_doctor_reports_mistakes_in_settings_beside_all_other_checks(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
