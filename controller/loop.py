@@ -17,6 +17,7 @@ import prctl
 
 from controller import backoff
 from controller.api import ApiServer
+from controller.diskuse import DiskUse
 from controller.inventory import Inventory
 from controller.judge import not_as_declared
 from controller.lockfile import AlreadyRunning, ControllerLock
@@ -55,6 +56,7 @@ class Controller:
         self.inventory = Inventory(layout, self.store)
         self.queue = WorkQueue()
         self.upkeep = Upkeep(host, self.store, self.inventory, self.queue.add)
+        self.use = DiskUse(host, self.inventory, self.queue.alone, self.queue.add)
         self.worker = Worker(
             host,
             self.store,
@@ -62,6 +64,7 @@ class Controller:
             self._watch_exit,
             self.upkeep.marked_as,
             self.queue.add,
+            self.use.held,
         )
         self._hint = asyncio.Event()
         self._displaced = False
@@ -234,7 +237,7 @@ class Controller:
             self.store,
             rescan=self.hint,
             wake=self.queue.add,
-            alone=self.queue.alone,
+            use=self.use,
         )
         server = ApiServer(service, self._layout.socket)
         await server.start()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -17,6 +16,7 @@ from agent.client import AgentClient, Hello
 from agent.messages import ExecRequest
 from agent.process import Process
 from controller import apply, mountrules
+from controller.diskuse import DiskUse
 from controller.diskverbs import DiskVerbs
 from controller.entry import Entry
 from controller.inventory import Inventory
@@ -84,9 +84,9 @@ class Operations:
         *,
         rescan: Callable[[], None],
         wake: Callable[[str], None],
-        alone: Callable[[str], AbstractAsyncContextManager[None]],
+        use: DiskUse,
     ) -> None:
-        self.disks = DiskVerbs(host, inventory, alone, wake)
+        self.disks = DiskVerbs(host.layout, inventory, use)
         self._host = host
         self._layout = host.layout
         self._inventory = inventory

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from controller import backoff, driftbook, mountrules
 from controller.clock import timestamp
 from controller.desired import as_started, desired, erase_in, wanted
+from controller.diskuse import forks_waiting_for
 from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.judge import judge
@@ -22,6 +23,7 @@ from controller.reporting import build_report
 from controller.store import Store
 from reconcilers import procfs, steps
 from reconcilers.act import Actor
+from reconcilers.diskacts import Held
 from reconcilers.facts import Disk, Network, Observed, Vmm
 from reconcilers.host import Host
 from reconcilers.observe import observe
@@ -59,7 +61,9 @@ class Worker:
         watch: Callable[[str, int], None],
         marked: Callable[[str], Set[int]],
         wake: Callable[[str], None],
+        held: Held,
     ) -> None:
+        self._held = held
         self._host = host
         self._store = store
         self._inventory = inventory
@@ -93,6 +97,8 @@ class Worker:
             # A record that was lost and rebuilt learns from the disk that there is one to lose.
             self._inventory.save(name, replace(entry.record, has_disk=True))
         self._report(entry, observed, done)
+        for fork in forks_waiting_for(name, self._inventory) if observed.vmm is None else ():
+            self._wake(fork)
         return Again(self._next(entry))
 
     # -- the pass
@@ -254,7 +260,7 @@ class Worker:
                 record = replace(record, uid=uid, gid=uid)
             case steps.ReleaseIdentity():
                 record = replace(record, uid=None, gid=None)
-            case steps.CreateDisk() | steps.LaunchVmm():
+            case steps.CreateDisk() | steps.ForkDisk() | steps.LaunchVmm():
                 # Also a disk that was found and is now open: a first start may fail after it.
                 record = replace(record, has_disk=True)
             case steps.EraseDisk() | steps.SetDiskAside():
@@ -272,6 +278,7 @@ class Worker:
             self._watch,
             self._wake,
             lambda: mountrules.rules_for(self._host, self._inventory, name),
+            self._held,
         )
 
     def _fell_silent(self, entry: Entry, observed: Observed) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import os
 import signal
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dataclasses import replace
 from agent.client import AgentClient
 from reconcilers import (
     console,
+    diskacts,
     guest,
     launchrecord,
     mending,
@@ -31,6 +31,7 @@ from reconcilers import disk as disks
 from reconcilers.accel import Choice
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
+from reconcilers.diskacts import Held
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host, features_of
 from reconcilers.images import building
@@ -64,7 +65,9 @@ class Actor:
         watch: Callable[[str, int], None],
         wake: Callable[[str], None],
         mount_rules: Callable[[], Rules],
+        held: Held,
     ) -> None:
+        self._others = held
         self._mount_rules = mount_rules
         self._host = host
         self._name = name
@@ -96,12 +99,16 @@ class Actor:
             case steps.CreateDisk():
                 folder = self._host.layout.disks(self._name)
                 await asyncio.to_thread(disks.create, folder, step.size_mib)
+            case steps.ForkDisk():
+                layout = self._host.layout
+                await diskacts.fork(layout, self._name, step.parent, step.size_mib, self._others)
             case steps.GrowDisk():
                 await asyncio.to_thread(self._grow, step.size_mib)
             case steps.MendDisk():
                 disks.mend(self._disk())
             case steps.SetDiskAside():
-                self._set_aside()
+                kept = diskacts.set_aside(self._host.layout, self._name)
+                self.notes.append(f"its data is kept in {kept}")
             case steps.EraseDisk():
                 await asyncio.to_thread(disks.erase, self._host.layout.disks(self._name))
             case steps.KillStrays():
@@ -186,12 +193,6 @@ class Actor:
         if record is not None and procfs.alive(record.pid, record.start_time) is not None:
             # The VMM's file size limit follows its disk; the policy wants it from now on.
             mending.mend_vmm(record, self._started_as(record), self._names)
-
-    def _set_aside(self) -> None:
-        moment = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-        layout = self._host.layout
-        kept = disks.set_aside(layout.disks(self._name), layout.set_aside, moment)
-        self.notes.append(f"its data is kept in {kept}")
 
     async def _resize(self, size_mib: int) -> None:
         live = self._connected()

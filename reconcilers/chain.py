@@ -1,4 +1,4 @@
-"""The chain of layers that is a data disk, as a value: what chain.toml says, and what follows.
+"""The chain of layers that is a data disk, as a value, and what the verbs make of it.
 
 Bottom first: a raw layer, then qcow2 overlays, of which only the last is written to. A layer that
 a snapshot or a fork names is frozen for good. Pure: no file is touched here, so that what a crash
@@ -8,12 +8,8 @@ may leave, and what is done about it, can be tested for every moment.
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-import tomli_w
 
 from specs.errors import BadName, Conflict, HostError, UsageError
 from specs.names import check_name, is_name
@@ -22,7 +18,6 @@ BASE = "base.raw"
 LAYERS_MAX = 32  # each is a descriptor of the VMM, and two look-ups of a block that nobody wrote
 SNAPSHOTS_MAX = 64  # chain.toml stays below smallfile.LIMIT with every one of them at LAYERS_MAX
 _LAYER_FILE = re.compile(r"base\.raw|[0-9a-f]{16}\.(?:raw|qcow2)")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,6 +46,17 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What a fork began with: the frozen `layers` of the sandbox `of` at the time `taken`. They are
+    kept as long as it is a fork, so that what it changed can be told.
+    """
+
+    of: str
+    taken: str
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
 class Chain:
     """A disk. `size_mib` is what it is to have where its top is an overlay; the agent and QEMU
     follow. 0 where the top is raw: its file's size says it.
@@ -60,6 +66,7 @@ class Chain:
     layers: tuple[Layer, ...]
     size_mib: int = 0
     snapshots: tuple[Snapshot, ...] = ()
+    origin: Origin | None = None
 
     @property
     def top(self) -> Layer:
@@ -68,7 +75,8 @@ class Chain:
     @property
     def files(self) -> frozenset[str]:
         """Every file that anything in it names."""
-        named = [self.layers, *(each.layers for each in self.snapshots)]
+        begun = self.origin.layers if self.origin is not None else ()
+        named = [self.layers, begun, *(each.layers for each in self.snapshots)]
         return frozenset(layer.file for layers in named for layer in layers)
 
     @property
@@ -93,8 +101,19 @@ def is_layer_file(name: str) -> bool:
 # -- what the verbs make of a chain
 
 
+def with_top(chain: Chain, top: str, size_mib: int) -> Chain:
+    """The same content, all of it frozen, with the new overlay `top` on it. Raises HostError."""
+    if len(chain.layers) >= LAYERS_MAX:
+        raise HostError(
+            f"the disk of {chain.sandbox} has {len(chain.layers)} layers, as many as it may have",
+            fix="box restore to an early snapshot, or box reset, begins a shorter chain",
+        )
+    return replace(chain, layers=(*chain.layers, Layer(top, size_mib)), size_mib=size_mib)
+
+
 def with_snapshot(chain: Chain, label: str, taken: str, top: str, size_mib: int) -> Chain:
-    """The same content, frozen under `label`, with the new overlay `top` on it.
+    """The same content, frozen under `label`, with the new overlay `top` on it. An empty `top` says
+    that nobody has written to the present one, which then stays.
 
     Raises BadName, Conflict for a label that is taken, HostError where it would be too long.
     """
@@ -104,23 +123,24 @@ def with_snapshot(chain: Chain, label: str, taken: str, top: str, size_mib: int)
             f"{chain.sandbox} has a snapshot {label} already",
             fix=f"choose another label, or box snapshots {chain.sandbox} --delete {label}",
         )
-    if len(chain.layers) >= LAYERS_MAX:
-        raise HostError(
-            f"the disk of {chain.sandbox} has {len(chain.layers)} layers, as many as it may have",
-            fix="box restore to an early snapshot, or box reset, begins a shorter chain",
-        )
     if len(chain.snapshots) >= SNAPSHOTS_MAX:
         raise HostError(
             f"{chain.sandbox} has {len(chain.snapshots)} snapshots, as many as it may have",
             fix=f"box snapshots {chain.sandbox} --delete LABEL",
         )
-    taking = Snapshot(label, taken, size_mib, chain.layers)
-    return replace(
-        chain,
-        layers=(*chain.layers, Layer(top, size_mib)),
-        size_mib=size_mib,
-        snapshots=(*chain.snapshots, taking),
-    )
+    holds = chain.layers if top else chain.layers[:-1]
+    taking = Snapshot(label, taken, size_mib, holds)
+    kept = with_top(chain, top, size_mib) if top else chain
+    return replace(kept, snapshots=(*chain.snapshots, taking))
+
+
+def forked(chain: Chain, name: str, taken: str, top: str, size_mib: int) -> Chain:
+    """The disk of a fork `name` of `chain`, whose top holds nothing: the new overlay `top` on the
+    same layers beneath.
+    """
+    shared = chain.layers[:-1]
+    origin = Origin(chain.sandbox, taken, shared)
+    return Chain(name, (*shared, Layer(top, size_mib)), size_mib, origin=origin)
 
 
 def restored(chain: Chain, label: str, top: str, size_mib: int) -> Chain:
@@ -215,112 +235,3 @@ def tidied(chain: Chain, present: Mapping[str, bool]) -> tuple[FileStep, ...]:
     freeze = [file for file in sorted(chain.frozen) if present.get(file)]
     remove = sorted(set(present) - chain.files)
     return (*map(Freeze, freeze), *map(Remove, remove))
-
-
-# -- chain.toml
-
-
-def render(chain: Chain) -> str:
-    """The text of chain.toml. Every layer is listed with its format; snapshots name its file."""
-    known = {layer.file: layer for layer in _all_layers(chain)}
-    plain: dict[str, Any] = {"sandbox": chain.sandbox}
-    if chain.size_mib:
-        plain["size_mib"] = chain.size_mib
-    plain["layer"] = [_plain_layer(layer) for layer in chain.layers]
-    beside = [each for file, each in known.items() if each not in chain.layers]
-    if beside:
-        plain["beside"] = [_plain_layer(layer) for layer in beside]
-    if chain.snapshots:
-        plain["snapshot"] = [
-            {
-                "label": each.label,
-                "taken": each.taken,
-                "size_mib": each.size_mib,
-                "layers": [layer.file for layer in each.layers],
-            }
-            for each in chain.snapshots
-        ]
-    return tomli_w.dumps(plain)
-
-
-def parse(text: str) -> Chain:
-    """What `render` wrote, now or in an older version. Raises ValueError for anything else."""
-    try:
-        found = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    layers = tuple(_parse_layers(found, "layer"))
-    if not layers:
-        raise ValueError("layer: at least one is expected")
-    known = {each.file: each for each in (*layers, *_parse_layers(found, "beside"))}
-    snapshots = tuple(_parse_snapshot(each, known) for each in _get(found, "snapshot", list, []))
-    size = _size(found)
-    chain = Chain(_get(found, "sandbox", str), layers, size, snapshots)
-    for each in (layers, *(taken.layers for taken in snapshots)):
-        _check_order(each)
-    if (chain.top.format == "raw") != (size == 0):
-        raise ValueError("size_mib: expected just where the top is an overlay")
-    if len({each.label for each in snapshots}) != len(snapshots):
-        raise ValueError("snapshot: two have one label")
-    if any(chain.top in each.layers for each in snapshots):
-        raise ValueError("layer: the top is what a snapshot froze")
-    return chain
-
-
-def _all_layers(chain: Chain) -> Iterator[Layer]:
-    yield from chain.layers
-    for each in chain.snapshots:
-        yield from each.layers
-
-
-def _plain_layer(layer: Layer) -> dict[str, Any]:
-    size = {"size_mib": layer.size_mib} if layer.size_mib else {}
-    return {"file": layer.file, "format": layer.format, **size}
-
-
-def _parse_layers(found: Mapping[str, Any], key: str) -> Iterator[Layer]:
-    for each in _get(found, key, list, []):
-        if not isinstance(each, dict):
-            raise ValueError(f"{key}: a table is expected")
-        layer = Layer(_get(each, "file", str), _size(each))
-        if not is_layer_file(layer.file):
-            raise ValueError(f"{key}: {layer.file!r} is no name of a layer")
-        if _get(each, "format", str) != layer.format:
-            raise ValueError(f"{key}: {layer.file} is not {each['format']!r}")
-        yield layer
-
-
-def _parse_snapshot(found: object, known: Mapping[str, Layer]) -> Snapshot:
-    if not isinstance(found, dict):
-        raise ValueError("snapshot: a table is expected")
-    label = _get(found, "label", str)
-    if not is_name(label):
-        raise ValueError(f"snapshot: {label!r} is no label")
-    files = _get(found, "layers", list)
-    if not files or not all(isinstance(file, str) and file in known for file in files):
-        raise ValueError(f"snapshot {label}: it names a layer that is not listed")
-    layers = tuple(known[file] for file in files)
-    return Snapshot(label, _get(found, "taken", str), _size(found), layers)
-
-
-def _check_order(layers: tuple[Layer, ...]) -> None:
-    if layers[0].format != "raw" or any(each.format == "raw" for each in layers[1:]):
-        raise ValueError("layer: a raw one is expected first, and qcow2 overlays on it")
-    if len(layers) > LAYERS_MAX or len(set(layers)) != len(layers):
-        raise ValueError(f"layer: at most {LAYERS_MAX} are expected, each once")
-    if any((each.format == "raw") != (each.size_mib == 0) for each in layers):
-        raise ValueError("layer: size_mib is expected just of an overlay")
-
-
-def _size(found: Mapping[str, Any]) -> int:
-    size = _get(found, "size_mib", int, 0)
-    if size < 0:
-        raise ValueError("size_mib: a size is expected")
-    return size
-
-
-def _get(found: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    value = found.get(key, default)
-    if type(value) is not kind:  # a bool is no int
-        raise ValueError(f"{key}: {kind.__name__} expected")
-    return value

@@ -12,10 +12,11 @@ import errno
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from reconcilers import chain, qcow2
+from reconcilers import chain, chaintext, qcow2
 from reconcilers.chain import Chain, Commit, FileStep, Freeze, Layer, Make, Remove
 from reconcilers.facts import MIB
 from reconcilers.process import run
@@ -48,7 +49,7 @@ def read(folder: Path) -> tuple[Chain, bool] | None:
     A lost or garbled chain.toml is made up for where the folder's one layer leaves no doubt.
     """
     try:
-        return chain.parse(read_small(folder / CHAIN).decode()), True
+        return chaintext.parse(read_small(folder / CHAIN).decode()), True
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise
@@ -74,6 +75,36 @@ def size_mib(folder: Path, found: Chain) -> int:
     return -(-os.lstat(folder / found.top.file).st_size // MIB)
 
 
+def is_empty(folder: Path, top: Layer) -> bool:
+    """Whether nothing was ever written to an overlay, so that its disk is what lies beneath."""
+    length = qcow2.empty_length(top.size_mib * MIB)
+    return top.format == "qcow2" and os.lstat(folder / top.file).st_size == length
+
+
+def make_fork(parent: Path, folder: Path, new: Chain) -> None:
+    """Make the folder of a fork, whose layers but the top are those of `parent`, all or nothing.
+
+    Raises HostError, OSError.
+    """
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+        ready = Path(scratch) / "disk"
+        ready.mkdir(mode=0o700)
+        for layer in new.layers[:-1]:
+            source = parent / layer.file
+            set_mode(source, FROZEN_MODE)
+            try:
+                os.link(source, ready / layer.file, follow_symlinks=False)
+            except OSError as error:
+                raise HostError(
+                    f"{source} cannot be shared with a fork: {error.strerror}",
+                    fix=f"keep {parent} on the file system of {folder.parent}, one that has links",
+                ) from error
+        make_overlay(ready / new.top.file, new.top.size_mib)
+        write(ready, new)
+        ready.rename(folder)
+    sync(folder.parent)
+
+
 def write(folder: Path, new: Chain) -> None:
     """Replace chain.toml: whoever reads it, also after a power cut, sees the old or the new one."""
     temporary = folder / f".{CHAIN}.new"
@@ -81,7 +112,7 @@ def write(folder: Path, new: Chain) -> None:
     descriptor = os.open(temporary, _NEW_FILE, TOP_MODE)  # no link under this name is followed
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(chain.render(new))
+            file.write(chaintext.render(new))
             file.flush()
             os.fsync(file.fileno())
         sync(folder)  # the layers it names, before the name that counts

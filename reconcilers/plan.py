@@ -170,6 +170,10 @@ def _data(box: Boxfile, observed: Observed) -> tuple[list[Step], Blocked | None]
                 Reason.DiskLost,
                 "its data disk is gone; put it back in disks/, or delete the sandbox, then start",
             )
+        if box.fork_of is not None:
+            field, begins = "data", f"that of {box.fork_of}"
+            step = steps.ForkDisk(field, begins, "absent", parent=box.fork_of, size_mib=wanted)
+            return [step], None
         return [steps.CreateDisk("data", f"{wanted} MiB", "absent", size_mib=wanted)], None
     found: list[Step] = []
     if not disk.private:

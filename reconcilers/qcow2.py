@@ -49,7 +49,15 @@ def empty(size: int) -> Iterator[tuple[int, bytes]]:
     yield CLUSTER, struct.pack(">Q", 2 * CLUSTER)
     yield 2 * CLUSTER, struct.pack(">H", 1) * clusters
     # The last byte gives the file its length: a table that is only partly there is no table.
-    yield (3 + table_clusters) * CLUSTER - 1, b"\0"
+    yield empty_length(size) - 1, b"\0"
+
+
+def empty_length(size: int) -> int:
+    """The length of the file of an empty overlay. Whoever writes to one makes it longer: the first
+    cluster with data, and the table that points to it, come after these.
+    """
+    entries = max(1, -(-size // _PER_L1))
+    return (3 + -(-entries * 8 // CLUSTER)) * CLUSTER
 
 
 def most_bytes(size: int) -> int:

@@ -7,6 +7,7 @@ full disk or a crash leaves the former disk in force and no snapshot that is onl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from reconcilers import chain, layers
@@ -21,6 +22,13 @@ class Moment:
 
     taken: str
     word: str
+
+
+def now() -> Moment:
+    """This moment."""
+    found = datetime.now(UTC)
+    taken = found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Moment(taken, found.strftime("%Y-%m-%d-%H%M%S"))
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,28 @@ def reset(folder: Path, size_mib: int, moment: Moment, *, discard: bool) -> str:
     return before
 
 
+def fork(parent: Path, folder: Path, size_mib: int, moment: Moment) -> None:
+    """Make a disk of `size_mib` MiB in `folder` that begins with what `parent` holds now.
+
+    What the parent has written so far is frozen, and both go on with tops of their own. Raises
+    HostError, OSError.
+    """
+    old = read(parent)
+    have = layers.size_mib(parent, old)
+    if size_mib < have:
+        raise HostError(
+            f"data.size_mib is {size_mib}, and the disk of {old.sandbox} that it is a fork of has "
+            f"{have} MiB",
+            fix=f"write data: {{size_mib: {have}}} or more into the Boxfile of {folder.name}",
+        )
+    if not layers.is_empty(parent, old.top):
+        frozen = chain.with_top(old, layers.new_file("qcow2"), have)
+        layers.change(parent, old, frozen)
+        old = frozen
+    made = chain.forked(old, folder.name, moment.taken, layers.new_file("qcow2"), size_mib)
+    layers.make_fork(parent, folder, made)
+
+
 def forget(folder: Path, label: str) -> None:
     """Remove a snapshot, and the layers that nothing else needs. Raises UsageError, HostError,
     OSError.
@@ -119,7 +149,8 @@ def forget(folder: Path, label: str) -> None:
 
 def _frozen(folder: Path, old: Chain, label: str, moment: Moment) -> Chain:
     size = layers.size_mib(folder, old)
-    return chain.with_snapshot(old, label, moment.taken, layers.new_file("qcow2"), size)
+    top = "" if layers.is_empty(folder, old.top) else layers.new_file("qcow2")
+    return chain.with_snapshot(old, label, moment.taken, top, size)
 
 
 def _free(old: Chain, wanted: str) -> str:

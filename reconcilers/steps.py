@@ -113,6 +113,18 @@ class CreateDisk(Step):
 
 
 @dataclass(frozen=True)
+class ForkDisk(Step):
+    parent: str = ""
+    size_mib: int = 0
+
+    def describe(self) -> str:
+        return f"branch its data from {self.parent}"
+
+    def undo(self) -> Step | None:
+        return EraseDisk("data", "absent", "branched in this pass")
+
+
+@dataclass(frozen=True)
 class GrowDisk(Step):
     size_mib: int = 0
 

@@ -199,6 +199,11 @@ class Boxfile(Part):
         description="What the VM starts from: an image in a registry, oci-archive:PATH, "
         "rootfs:PATH (a tar file or a folder), or builtin:busybox, which works offline.",
     )
+    fork_of: Name | None = Field(
+        None,
+        description="The sandbox whose /data this one begins with, copied on write. Counts only "
+        "while it has no disk of its own.",
+    )
     backend: Backend | None = Field(
         None, description="What boots the VM. Left out: the best one this host can run."
     )

@@ -16,7 +16,7 @@ from specs.boxfile import Boxfile
 Effect = Literal["create", "start", "in-place", "replace", "stop", "delete", "none"]
 
 # Everything else is fixed when the VMM starts, so a change of it needs a new one.
-_IN_PLACE = frozenset({"timeout_seconds", "env", "labels", "restart", "data", "egress"})
+_IN_PLACE = frozenset({"timeout_seconds", "env", "labels", "restart", "data", "egress", "fork_of"})
 # Fields that are shown by their parts.
 _MAPS = frozenset({"env", "labels", "data"})
 

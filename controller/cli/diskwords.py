@@ -48,6 +48,22 @@ def add(verb: Verb) -> None:
     )
     words.name(one)
     one.add_argument("--discard", action="store_true", help="erase what is there now")
+    _fork(verb)
+
+
+def _fork(verb: Verb) -> None:
+    one = verb(
+        "fork",
+        "forks",
+        "make a sandbox whose /data begins with that of another, copied on write",
+        "box fork agent try        # the Boxfile of try is that of agent, with fork_of: agent",
+        "box fork discard try",
+    )
+    one.usage = "box fork NAME FORK [--wait] [--timeout TIME], or box fork discard FORK"
+    made: Any = one.add_argument("words", metavar="NAME FORK", nargs=2, help="two sandboxes")
+    made.completer = words.known_names
+    one.add_argument("--wait", action="store_true", help="until the fork is as declared")
+    words.timeout(one)
 
 
 def _label(parser: ArgumentParser, argument: str, help: str = "the snapshot") -> None:

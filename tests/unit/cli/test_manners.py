@@ -40,6 +40,7 @@ VERBS = [
     "snapshots",
     "restore",
     "reset",
+    "fork",
     "version",
     "completion",
     "help",

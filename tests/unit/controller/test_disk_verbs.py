@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.diskuse import DiskUse
 from controller.diskverbs import DiskVerbs
 from controller.entry import Entry
 from controller.inventory import Inventory
@@ -57,7 +58,8 @@ class Made:
             ),
             backends={},
         )
-        self.verbs = DiskVerbs(host, self.inventory, self.queue.alone, self.woken.append)
+        use = DiskUse(host, self.inventory, self.queue.alone, self.woken.append)
+        self.verbs = DiskVerbs(layout, self.inventory, use)
         spec = Boxfile(name="web", state=State.stopped, data=Data(size_mib=16))
         record = Record(name="web", spec=spec, spec_digest=spec.digest(), has_disk=True)
         self.entry = self.inventory.entries["web"] = Entry(record)

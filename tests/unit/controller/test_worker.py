@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from dataclasses import replace
@@ -59,6 +60,7 @@ def passes(host: Host, layout: Layout, inventory: Inventory) -> Worker:
         lambda name, pid: None,
         lambda name: frozenset(),
         lambda name: None,
+        lambda name: contextlib.nullcontext(),
     )
 
 

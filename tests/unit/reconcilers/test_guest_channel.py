@@ -61,6 +61,7 @@ def actor_in(folder: Path) -> Actor:
         lambda name, pid: None,
         lambda name: None,
         lambda: Rules(()),
+        lambda name: contextlib.nullcontext(),
     )
 
 

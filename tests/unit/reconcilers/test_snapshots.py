@@ -108,6 +108,7 @@ def test_a_disk_of_overlays_grows_by_its_chain(folder: Path) -> None:
     disks.grow(seen(folder), 32)
     grown = seen(folder)
     assert (grown.size, grown.made) == (64 * MIB, 16 * MIB)
+    mark(folder, b"written")
     snapshots.take(folder, "second", NOW)
     assert (seen(folder).size, seen(folder).made) == (64 * MIB, 64 * MIB)
 
@@ -118,6 +119,7 @@ def test_without_room_the_former_disk_stays_and_nothing_is_listed(
     folder: Path, verb: str, room: int
 ) -> None:
     snapshots.take(folder, "first", NOW)
+    mark(folder, b"written")
     before, files = snapshots.read(folder), checked(folder)
     with files_of_at_most(room), pytest.raises((BoxError, OSError)):
         if verb == "take":
@@ -128,6 +130,65 @@ def test_without_room_the_former_disk_stays_and_nothing_is_listed(
             snapshots.reset(folder, 16, NOW, discard=False)
     assert snapshots.read(folder) == before
     assert checked(folder) == files
+
+
+def test_a_disk_that_nobody_wrote_to_since_gets_no_layer_more(folder: Path) -> None:
+    for number in range(40):
+        snapshots.take(folder, f"s{number}", NOW)
+    assert len(checked(folder)) == 2
+    assert {len(each.layers) for each in snapshots.read(folder).snapshots} == {1}
+    mark(folder, b"written")
+    snapshots.take(folder, "later", NOW)
+    assert len(checked(folder)) == 3
+
+
+def test_a_fork_shares_what_was_there_and_nothing_later(folder: Path) -> None:
+    other = folder.with_name("try")
+    snapshots.fork(folder, other, 16, NOW)
+    base = folder / chain.BASE
+    assert seen(other).beneath == (other / chain.BASE,)
+    assert base.stat().st_ino == (other / chain.BASE).stat().st_ino
+    assert seen(folder).path.name != seen(other).path.name
+    assert disks.belongs_to(other) == "try"
+    for each in (folder, other):
+        assert len(checked(each)) == 2
+    origin = snapshots.read(other).origin
+    assert origin is not None
+    assert (origin.of, [layer.file for layer in origin.layers]) == ("oak", [chain.BASE])
+    # nobody wrote to the parent since: another fork costs it nothing
+    for number in range(40):
+        snapshots.fork(folder, folder.with_name(f"try{number}"), 32, NOW)
+    assert len(checked(folder)) == 2
+    assert seen(folder.with_name("try0")).size == 32 * MIB
+    # neither depends on the other's folder
+    shutil.rmtree(folder)
+    mark(other, b"more")
+    snapshots.fork(other, folder.with_name("grandchild"), 16, NOW)
+    disks.erase(other)
+    assert len(checked(folder.with_name("grandchild"))) == 3
+    assert (folder.with_name("try1") / chain.BASE).stat().st_size == 16 * MIB
+
+
+def test_a_fork_keeps_what_it_began_with_for_a_comparison(folder: Path) -> None:
+    other = folder.with_name("try")
+    snapshots.fork(folder, other, 16, NOW)
+    snapshots.reset(other, 16, NOW, discard=True)
+    assert (other / chain.BASE).exists()
+    assert len(checked(other)) == 1
+
+
+def test_a_fork_that_cannot_be_made_leaves_nothing(folder: Path) -> None:
+    other = folder.with_name("try")
+    with pytest.raises(HostError, match=r"data\.size_mib is 8, and the disk of oak"):
+        snapshots.fork(folder, other, 8, NOW)
+    before = checked(folder)
+    with files_of_at_most(0), pytest.raises((BoxError, OSError)):
+        snapshots.fork(folder, other, 16, NOW)
+    assert checked(folder) == before
+    snapshots.take(folder, "first", NOW)
+    with files_of_at_most(0), pytest.raises((BoxError, OSError)):
+        snapshots.fork(folder, other, 16, NOW)
+    assert [path.name for path in folder.parent.iterdir()] == ["oak"]
 
 
 @contextmanager

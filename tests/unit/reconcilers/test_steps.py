@@ -29,6 +29,7 @@ def test_what_is_undone_removes_what_was_made() -> None:
         "ClaimIdentity": "ReleaseIdentity",
         "CreateCgroup": "RemoveCgroup",
         "CreateDisk": "EraseDisk",
+        "ForkDisk": "EraseDisk",
         "LaunchVmm": "StopVmm",
         "RaiseNetwork": "RemoveNetwork",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
@@ -45,6 +46,7 @@ async def test_a_process_that_got_a_strays_number_is_not_killed(tmp_path: Path) 
         lambda name, pid: None,
         lambda name: None,
         lambda: Rules(()),
+        lambda name: contextlib.nullcontext(),
     )
     with (
         process("-name", WEB.marker) as stray,
