@@ -169,10 +169,10 @@ def _own_user(product: Product) -> None:
 
 @wall("private disk")
 def _private_disk(product: Product) -> None:
-    def opened(real: Any, disk: Any) -> int:
+    def opened(real: Any, disk: Any) -> Any:
         disk.path.parent.chmod(0o777)
         disk.path.chmod(0o666)
-        return int(real(disk))
+        return real(disk)
 
     product.around("reconcilers.disk.open_for_vmm", opened)
 
