@@ -276,8 +276,8 @@ def _read_only_image(product: Product) -> None:
 
     product.around("reconcilers.images.store.open_verified", opened)
     product.around(
-        "reconcilers.backends.qemu._disk",
-        lambda disk, *given, read_only: disk(*given, read_only=False),
+        "reconcilers.backends.qemu._layer",
+        lambda layer, *given, **named: layer(*given, **{**named, "written": True}),
     )
 
 
