@@ -111,6 +111,11 @@ def _nested(value: dict[str, Any], indent: str) -> None:
         if isinstance(one, dict):
             print(f"{indent}{output.safe(key)}:")
             _nested(one, indent + "  ")
+        elif isinstance(one, list) and any(isinstance(each, dict) for each in one):
+            print(f"{indent}{output.safe(key)}:")
+            for each in one:
+                pairs = ", ".join(f"{name}: {text}" for name, text in dict(each).items())
+                print(f"{indent}  - {{{output.safe(pairs, 1000)}}}")
         elif isinstance(one, list):
             print(f"{indent}{output.safe(key)}: {output.safe(', '.join(map(str, one)))}")
         else:

@@ -23,6 +23,7 @@ from specs.drift import Drift, Event
 from specs.report import Failure
 from tests.unit.cli.settled import SINCE, condition, settle
 from tests.unit.cli.support import ARGV, box, environment, text
+from tests.unit.specs.helpers import accepted
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 
@@ -92,6 +93,14 @@ def test_describe_shows_everything(layout: Layout) -> None:
         "qemu -S",
     ):  # fmt: skip
         assert words in shown, words
+
+
+def test_describe_shows_mounts_as_a_boxfile_has_them(layout: Layout) -> None:
+    settle(layout)
+    spec = accepted("mounts:\n- {host: ~/src, guest: /src}\n- {host: /srv, guest: /x, mode: rw}\n")
+    Store(layout).save(Record(name="fern", generation=2, spec=spec, source="fern.box.yaml"))
+    shown = text(box(layout.home, "describe", "fern"))
+    assert "  mounts:\n    - {host: ~/src, guest: /src}\n    - {host: /srv, guest: /x" in shown
 
 
 def test_files_that_are_missing_or_garbage_hide_nothing_else(layout: Layout) -> None:
