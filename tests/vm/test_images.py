@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,9 @@ def test_an_ordinary_user_starts_from_a_registrys_image(served: Registry) -> Non
         home.put("ash", TINY + f"base: {served.host}/team/app:1\n")
         home.ready("ash")
         says_what_it_should(home, "ash")
+        [image] = (home.path / "images").glob("*/root.squashfs")
+        listing = subprocess.run(["unsquashfs", "-lln", image], capture_output=True, check=True)
+        assert b"drwxr-xr-x 0/0 " in listing.stdout.splitlines()[0], "the root is root's"
         home.box("delete", "ash")
         home.nothing_left("ash")
 
