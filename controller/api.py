@@ -177,7 +177,11 @@ class ApiServer:
     def _refusal_of(self, writer: asyncio.StreamWriter) -> tuple[int, bytes] | None:
         uid = peer_uid(writer.get_extra_info("socket"))
         if uid not in (0, os.geteuid()):
-            return 403, _error("forbidden", f"uid {uid} may not use this socket", "")
+            return 403, _error(
+                "forbidden",
+                f"uid {uid} may not use this socket",
+                f"run it as root, or as the user of the controller (uid {os.geteuid()})",
+            )
         if len(self._tasks) > self._limits.connections:
             return 503, _error(
                 "busy", f"{self._limits.connections} connections are open", "try again later"

@@ -55,7 +55,11 @@ def new(chosen: Namespace) -> int:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError("there is already a file of that name", where=path) from None
+        raise UsageError(
+            "there is already a file of that name",
+            where=path,
+            fix=f"box apply -f {path} uses it; another name, or another folder, begins a new one",
+        ) from None
     print(f"wrote {path}. Next: box apply -f {path} --wait")
     return 0
 

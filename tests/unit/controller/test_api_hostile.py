@@ -193,6 +193,7 @@ async def test_another_user_is_refused_by_mode_and_by_peer_check(tmp_path: Path)
             path.chmod(0o666)  # as if somebody had widened it
             answer = await asyncio.to_thread(stranger)
             assert answer.startswith("HTTP/1.1 403 ")
+            assert "forbidden" in answer and "run it as root" in answer
             assert "instance" not in answer
             await still_serves(path)
     finally:
