@@ -1,11 +1,11 @@
 """Reads one running VMM back, again and again, and prints what each time cost in CPU.
 
 A process of its own, started in the network namespace of the controller whose sandbox it is, as
-the user who runs that: `python -m bench.readback HOME NAME COUNT TIMES`. It calls what a pass
+the user who runs that: `python -m bench.readback HOME NAME COUNT TIMES APART`. It calls what a pass
 calls, and changes nothing. It prints a JSON object of lists of milliseconds, COUNT of them, each
 the mean of TIMES readings: "jail", "first" (the seccomp program is not known yet), "whole" (jail
-and network). The processes that an ordinary user's readings need are counted too; the kernel tells
-their CPU by hundredths of a second, so TIMES must be many there.
+and network). APART seconds lie between two. The processes that an ordinary user's readings need are
+counted too; the kernel tells their CPU by hundredths of a second, so TIMES must be many there.
 """
 
 from __future__ import annotations
@@ -26,13 +26,10 @@ from reconcilers import launchrecord
 from reconcilers.confinement import readjail
 from reconcilers.observe import disk_bytes, read_confinement
 
-# Seconds, in which what was forked for one reading ends, as it does between two passes
-APART = 0.15
-
 
 def main(words: list[str]) -> int:
     home, name = Path(words[0]), words[1]
-    count, times = int(words[2]), int(words[3])
+    count, times, apart = int(words[2]), int(words[3]), float(words[4])
     layout = read_home(home)
     assert layout is not None, f"{home} is no home"
     host = build_host(layout, load_config(layout))
@@ -59,14 +56,15 @@ def main(words: list[str]) -> int:
         jail()
         network()
 
-    result = {"jail": _costs(jail, count, times), "first": _costs(first, count, times)}
+    works = {"jail": jail, "first": first}
     if box.network != "none":
-        result["whole"] = _costs(whole, count, times)
+        works["whole"] = whole
+    result = {name: _costs(work, count, times, apart) for name, work in works.items()}
     print(json.dumps(result))
     return 0
 
 
-def _costs(work: Callable[[], None], count: int, times: int) -> list[float]:
+def _costs(work: Callable[[], None], count: int, times: int, apart: float) -> list[float]:
     """Milliseconds of one; the first two load modules and start processes."""
     work()
     work()
@@ -76,8 +74,7 @@ def _costs(work: Callable[[], None], count: int, times: int) -> list[float]:
         before = _cpu(helpers)
         for _ in range(times):
             work()
-            if helpers:
-                time.sleep(APART)
+            time.sleep(apart)
         found.append((_cpu(helpers) - before) * 1000 / times)
     return found
 

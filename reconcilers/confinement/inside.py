@@ -1,7 +1,9 @@
-"""The controller's side of `insidereader`: asks for what only a VMM's user namespace shows.
+"""What an ordinary user's controller may do to a VMM of another identity from within the VMM's
+user namespace alone: the controller's side of `insidereader`.
 
-One reader process for the whole controller, started when it is first needed and again when it died.
-It must never take silence for an answer.
+One process for the whole controller, started when it is first needed and again when it died: to
+move a VMM on cgroup v1, and to look at descriptors where copies of them are forbidden. It must
+never take silence for an answer. Whoever asks may wait, so it belongs into a thread.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from specs.errors import HostError
 
 _BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from reconcilers.confinement.insidereader import main; main(*sys.argv[2:])"
+    "from reconcilers.confinement.insidereader import main; main()"
 )
 _PACKAGES = str(Path(__file__).resolve().parents[2])
 _TIMEOUT = 5.0  # seconds; an answer takes milliseconds
@@ -60,14 +63,6 @@ def attach(pid: int, want: Confinement, files: Sequence[str]) -> None:
     _READER.ask(ask="attach", pid=pid, files=list(files), ids=ids)
 
 
-def ask(module: str, seconds: float, **request: Any) -> dict[str, Any]:
-    """Ask what `module` teaches the reader (`insidereader.main`), which answers all else too: so
-    one process enters a namespace for a whole readback. `request` has the PID of a process in that
-    as `pid`. Raises OSError, HostError.
-    """
-    return _READER.ask(module, seconds, **request)
-
-
 def _is_hidden(want: Confinement) -> bool:
     """Whether its directories in /proc belong to an identity that is neither root's nor ours."""
     return want.user_namespace is not None and os.geteuid() not in (0, want.uid)
@@ -78,17 +73,13 @@ class Reader:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._modules: tuple[str, ...] = ()
         self._lock = threading.Lock()
 
-    def ask(self, module: str = "", seconds: float = _TIMEOUT, **request: Any) -> dict[str, Any]:
+    def ask(self, **request: Any) -> dict[str, Any]:
         """Raises OSError with the errno the reader met, HostError when it does not answer."""
         with self._lock:
-            if module and module not in self._modules:
-                self.close()
-                self._modules = (*self._modules, module)
             try:
-                answer = self._exchange(json.dumps(request).encode() + b"\n", seconds)
+                answer = self._exchange(json.dumps(request).encode() + b"\n")
             except (OSError, ValueError) as error:
                 self.close()
                 raise HostError(f"the reader process does not answer: {error}") from error
@@ -99,16 +90,16 @@ class Reader:
             raise HostError(f"the reader process failed: {answer['error']}")
         return answer
 
-    def _exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
+    def _exchange(self, line: bytes) -> dict[str, Any]:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(line)
         process.stdin.flush()
         waiting = select.poll()
         waiting.register(process.stdout, select.POLLIN)
-        buffer = b""
+        buffer, limit = b"", time.monotonic() + _TIMEOUT
         while not buffer.endswith(b"\n"):
-            if not waiting.poll(seconds * 1000):
+            if not waiting.poll(max(0.0, limit - time.monotonic()) * 1000):
                 raise TimeoutError("in time")
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part or len(buffer) > _ANSWER_MAX:
@@ -121,7 +112,7 @@ class Reader:
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGES, *self._modules],
+                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGES],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -1,11 +1,9 @@
-"""A small process that reads a VMM's /proc entries from inside the VMM's user namespace.
+"""A small process that works on a VMM from inside the VMM's user namespace.
 
 Started once by `inside` as `python -I -S`, single-threaded, because setns(2) lets no thread of many
-enter a user namespace. Whoever entered one cannot come back, so it forks: the child enters, answers
-one line of JSON for each request, and ends when the next is about another namespace or none comes
-for a moment. A readback asks several times in a row, and most of what an answer costs is the fork.
-It imports the standard library and its siblings procfds, procfile and syscalls, and does only what
-the requests below say, and those of a module that `inside` names.
+enter a user namespace. Whoever entered one cannot come back, so it forks for each request: the
+child enters, does what is asked, answers one line of JSON and ends. It imports the standard library
+and its siblings procfds, procfile and syscalls, and does only what the requests below say.
 """
 
 from __future__ import annotations
@@ -13,118 +11,44 @@ from __future__ import annotations
 import gc
 import json
 import os
-import select
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from reconcilers.confinement import procfds, syscalls
 from reconcilers.confinement.securebits import NO_SETUID_FIXUP
 
 Request = dict[str, Any]
-Handler = Callable[[Request], Request]
-_IDLE = 0.05  # seconds; longer than from one request of a readback to the next
-_ALONE = "attach"  # changes who the child is, which then answers nothing else
 
 
-class _Child:
-    """A process in one user namespace; `number` is that namespace's inode."""
-
-    def __init__(self, namespace: int, handlers: Mapping[str, Handler]) -> None:
-        self.number = os.fstat(namespace).st_ino
-        asked, self._asks = os.pipe2(os.O_CLOEXEC)
-        self._answers, answered = os.pipe2(os.O_CLOEXEC)
-        self._pid = os.fork()
-        if self._pid == 0:
-            os.close(self._asks)
-            os.close(self._answers)
-            _serve(asked, answered, namespace, handlers)
-        os.close(asked)
-        os.close(answered)
-
-    def ask(self, line: bytes) -> bytes:
-        """Its answer, a line. Raises OSError when it ended without one."""
-        _write_all(self._asks, line)
-        answer = b""
-        while not answer.endswith(b"\n"):
-            part = os.read(self._answers, 1 << 16)
-            if not part:
-                raise ChildProcessError("the reader's child ended without an answer")
-            answer += part
-        return answer
-
-    def let_go(self) -> None:
-        os.close(self._asks)
-        os.close(self._answers)
-        os.waitpid(self._pid, 0)
-
-
-def main(*modules: str) -> NoReturn:
-    """Answers a line on stdout for each line on stdin until that closes.
-
-    `modules` have more answers, as HANDLERS, and `prepare`, which sees each request before a child
-    does: what it remembers, later children know.
-    """
-    handlers: dict[str, Handler] = {"held": _held, "attach": _attach}
-    prepare: list[Callable[[Request], None]] = []
-    for name in modules:
-        module = __import__(name, fromlist=["HANDLERS"])
-        handlers.update(module.HANDLERS)
-        prepare.append(module.prepare)
+def main() -> NoReturn:
+    """Answers a line on stdout for each line on stdin until that closes."""
     gc.disable()  # a child lives for milliseconds, and a collection would copy every page
     gc.freeze()
-    child: _Child | None = None
     buffer = b""
-    while True:
-        if child is not None and not select.select([0], [], [], _IDLE)[0]:
-            child.let_go()
-            child = None
-        data = os.read(0, 1 << 16)
-        if not data:
-            os._exit(0)
+    while data := os.read(0, 1 << 16):
         buffer += data
         if not buffer.endswith(b"\n"):
             continue
         line, buffer = buffer, b""
-        last = True
-        try:
-            request = json.loads(line)
-            for each in prepare:
-                each(request)
-            namespace = os.open(f"/proc/{request['pid']}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                last = request["ask"] == _ALONE
-                if child is not None and (last or child.number != os.fstat(namespace).st_ino):
-                    child.let_go()
-                    child = None
-                child = child or _Child(namespace, handlers)
-            finally:
-                os.close(namespace)
-            answer = child.ask(line)
-        except BaseException as error:
-            answer, last = _written(_failure(error)), True
-        _write_all(1, answer)
-        if child is not None and last:
-            child.let_go()
-            child = None
+        child = os.fork()
+        if child == 0:
+            _serve(line)
+        if os.waitpid(child, 0)[1]:  # it died before it could answer
+            _write_all(1, _written({"errno": 0, "error": "the child that should answer died"}))
+    os._exit(0)
 
 
-def _serve(asked: int, answered: int, namespace: int, handlers: Mapping[str, Handler]) -> NoReturn:
-    entered, buffer = False, b""
-    while data := os.read(asked, 1 << 16):
-        buffer += data
-        if not buffer.endswith(b"\n"):
-            continue
-        try:
-            request = json.loads(buffer)
-            if not entered:
-                syscalls.setns(namespace, syscalls.CLONE_NEWUSER)
-                os.close(namespace)
-                entered = True
-            answer = handlers[request["ask"]](request)
-        except BaseException as error:
-            answer = _failure(error)
-        buffer = b""
-        _write_all(answered, _written(answer))
+def _serve(line: bytes) -> NoReturn:
+    try:
+        request = json.loads(line)
+        namespace = os.open(f"/proc/{request['pid']}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        syscalls.setns(namespace, syscalls.CLONE_NEWUSER)
+        answer = _HANDLERS[request["ask"]](request)
+    except OSError as error:
+        answer = {"errno": error.errno or 0, "error": str(error)}
+    except BaseException as error:
+        answer = {"errno": 0, "error": f"{type(error).__name__}: {error}"}
+    _write_all(1, _written(answer))
     os._exit(0)
 
 
@@ -136,12 +60,6 @@ def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def _failure(error: BaseException) -> Request:
-    if isinstance(error, OSError):
-        return {"errno": error.errno or 0, "error": str(error)}
-    return {"errno": 0, "error": f"{type(error).__name__}: {error}"}
 
 
 def _held(request: Request) -> Request:
@@ -170,3 +88,6 @@ def _write(path: str, text: str) -> None:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+_HANDLERS: dict[str, Callable[[Request], Request]] = {"held": _held, "attach": _attach}

@@ -13,7 +13,7 @@ import os
 from functools import lru_cache
 from ipaddress import ip_address, ip_network
 
-from reconcilers.network import innerread, links, rules, spaces, state, tables, taps
+from reconcilers.network import links, netfilter, rules, spaces, state, tables, taps
 from reconcilers.network import nftjson as nft
 from reconcilers.network.addresses import addresses, first_slot, mac
 from reconcilers.network.nftjson import Table
@@ -125,14 +125,30 @@ def _load(wanted: Wanted) -> None:
     made = table(wanted)
 
     def work() -> None:
-        if not innerread.difference(made):
+        if not difference(made):
             return
         tables.load(made)
-        if wrong := innerread.difference(made):
+        if wrong := difference(made):
             raise HostError(f"the rules were loaded, and then {wrong}")
-        tables.forget_connections()
+        netfilter.forget_connections()
 
     spaces.inside(wanted.middle_space, work)
+
+
+def difference(made: Table) -> str:
+    """How the calling thread's namespace's table differs from this one, empty when it does not."""
+    found = tables.listing(made.name)
+    if found is None:
+        return "there is no table"
+    return "" if tables.Comparison().same(made, found) else "the table holds other rules"
+
+
+def compare(wanted: Wanted) -> tuple[str, int]:
+    """How the rules in the calling thread's namespace differ, and the generation of which that is
+    true: one that changed meanwhile is compared again.
+    """
+    generation = netfilter.generation()
+    return difference(table(wanted)), generation
 
 
 def show_under(name: str, descriptor: int) -> None:

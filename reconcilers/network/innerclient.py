@@ -1,4 +1,4 @@
-"""The controller's side of `innerworker` and `innerreader`: work inside a sandbox's namespaces.
+"""The controller's side of `innerworker`: work inside a sandbox's namespaces.
 
 The worker, one for the whole controller, is started when it is first needed and again when it died.
 It must never take silence for an answer.
@@ -15,24 +15,26 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reconcilers.confinement import inside
-from reconcilers.network import inner, innerread
+from reconcilers.network import inner, innerread, readlinks
+from reconcilers.network.innerviews import Gone, Process, View, Views
 from reconcilers.network.wanted import Wanted
 from specs.errors import HostError
+from specs.names import HostNames
 
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from reconcilers.network.innerworker import main; main()"
 )
-_READS = "reconcilers.network.innerreader"
 _TIMEOUT = 30.0  # seconds; an answer takes some ten milliseconds
+_LOOK_TIMEOUT = 10.0
 _ANSWER_MAX = 1 << 20  # bytes
-_DESCRIPTORS_MAX = 3
-
-Process = tuple[int, int]  # PID and start time
+_DESCRIPTORS_MAX = 32
+_MADE = 3  # descriptors of a new network
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +46,54 @@ class Made:
     uplink: int
 
 
-class Gone(Exception):
-    """A process whose namespaces were to be entered has ended."""
-
-
 class Inside:
-    """Makes and reads networks; each of both takes one request at a time, whatever thread asks."""
+    """Makes networks, and reads them; one request to the worker at a time, whatever thread asks."""
 
     def __init__(self) -> None:
-        self._maker = Worker()
+        self._worker = Worker()
+        self._views = Views(self._opened)
 
     def build(self, wanted: Wanted, keeper: Process) -> Made:
         """Raises HostError, Gone."""
-        _, descriptors = self._maker.ask(ask="build", wanted=inner.to_text(wanted), keeper=keeper)
-        if len(descriptors) != _DESCRIPTORS_MAX:
-            for each in descriptors:
-                os.close(each)
+        _, descriptors = self._worker.ask(ask="build", wanted=inner.to_text(wanted), keeper=keeper)
+        if len(descriptors) != _MADE:
+            _close(descriptors)
             raise HostError("the worker made a network and did not hand it over")
         return Made(*descriptors)
 
     def observe(self, wanted: Wanted, keeper: Process, vmm: Process, known: int) -> innerread.Found:
         """Raises HostError, Gone."""
-        of = {"wanted": inner.to_text(wanted), "keeper": keeper, "vmm": vmm, "known": known}
-        try:
-            answer = inside.ask(_READS, _TIMEOUT, ask="observe", pid=keeper[0], **of)
-        except (FileNotFoundError, ProcessLookupError) as error:
-            raise Gone(f"process {keeper[0]} has ended") from error
-        except OSError as error:
-            raise HostError(f"the network cannot be read: {error}") from error
-        if "gone" in answer:
-            raise Gone(answer["gone"])
-        if "failed" in answer:
-            raise HostError(str(answer["failed"]), fix=str(answer["fix"]))
-        return innerread.Found(**answer["found"])
+        with readlinks.worded("read"), self._views.of(wanted, keeper, vmm) as view:
+            return innerread.observe(wanted, view, known, lambda: self._compared(wanted, keeper))
+
+    def let_go(self, names: HostNames) -> None:
+        """Hold nothing of a sandbox's network any more. Never waits."""
+        self._views.let_go(names)
 
     def mend(self, wanted: Wanted, keeper: Process, vmm: Process) -> None:
         """Raises HostError, Gone."""
-        self._maker.ask(ask="mend", wanted=inner.to_text(wanted), keeper=keeper, vmm=vmm)
+        self._worker.ask(ask="mend", wanted=inner.to_text(wanted), keeper=keeper, vmm=vmm)
+
+    def _compared(self, wanted: Wanted, keeper: Process) -> tuple[str, int]:
+        of = {"wanted": inner.to_text(wanted), "keeper": keeper}
+        answer, _ = self._worker.ask(_LOOK_TIMEOUT, ask="compare", **of)
+        return str(answer["wrong"]), int(answer["generation"])
+
+    def _opened(self, wanted: Wanted, keeper: Process, vmm: Process) -> View:
+        of = {"wanted": inner.to_text(wanted), "keeper": keeper, "vmm": vmm}
+        answer, descriptors = self._worker.ask(_LOOK_TIMEOUT, ask="open", **of)
+        names = [list(map(str, each)) for each in answer["opened"]]
+        if len(descriptors) != sum(map(len, names)):
+            _close(descriptors)
+            raise HostError("the worker opened a network and did not hand it over")
+        left = iter(descriptors)
+        opened = [dict(zip(each, left, strict=False)) for each in names]
+        return View(tuple(answer["spaces"]), opened)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for each in descriptors:
+        os.close(each)
 
 
 class Worker:
@@ -92,10 +105,12 @@ class Worker:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def ask(self, **request: Any) -> tuple[dict[str, Any], list[int]]:
+    def ask(self, seconds: float = _TIMEOUT, /, **request: Any) -> tuple[dict[str, Any], list[int]]:
+        """Raises HostError, also when there is no answer for so long; Gone."""
         with self._lock:
             try:
-                answer, descriptors = self._exchange(json.dumps(request).encode() + b"\n")
+                line = json.dumps(request).encode() + b"\n"
+                answer, descriptors = self._exchange(line, seconds)
             except (OSError, ValueError) as error:
                 self.close()
                 raise HostError(f"the network worker does not answer: {error}") from error
@@ -105,12 +120,14 @@ class Worker:
             raise HostError(str(answer["error"]), fix=str(answer["fix"]))
         return answer, descriptors
 
-    def _exchange(self, line: bytes) -> tuple[dict[str, Any], list[int]]:
-        channel = self._started()
+    def _exchange(self, line: bytes, seconds: float) -> tuple[dict[str, Any], list[int]]:
+        channel, limit = self._started(), time.monotonic() + seconds
+        channel.settimeout(seconds)
         channel.sendall(line)
         buffer, descriptors = b"", list[int]()
         try:
             while not buffer.endswith(b"\n"):
+                channel.settimeout(max(0.001, limit - time.monotonic()))
                 part, given, _, _ = socket.recv_fds(
                     channel, 1 << 16, _DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
                 )
@@ -120,8 +137,7 @@ class Worker:
                     raise OSError("it ended or said too much")
             answer: dict[str, Any] = json.loads(buffer)
         except BaseException:
-            for each in descriptors:
-                os.close(each)
+            _close(descriptors)
             raise
         return answer, descriptors
 
@@ -139,7 +155,6 @@ class Worker:
                     cwd="/",
                     start_new_session=True,
                 )
-            ours.settimeout(_TIMEOUT)
             self._channel = ours
         return self._channel
 

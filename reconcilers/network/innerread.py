@@ -1,8 +1,7 @@
 """The part of a network that lies in an ordinary user's namespaces: read, on every pass.
 
-It runs in a process of its own that has joined the user namespace and ends when it has answered
-(`innerworker`), so it moves itself from one network namespace into the next. Nothing of it changes
-anything, and nothing of it needs pyroute2, which would make each fork of that process dear.
+By what was opened inside them (`innerviews`), so no process enters them for it. Nothing of it
+changes anything.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from reconcilers.network import links, readlinks, tables
-from reconcilers.network.nftjson import Table
+from reconcilers.network import readlinks
+from reconcilers.network.innerviews import View
 from reconcilers.network.wanted import MIDDLE_TABLE, Wanted
 
 
@@ -22,8 +21,8 @@ class Found:
     the packets of each counter. Without `uplink` pasta's end of the tap is closed.
     """
 
-    lines: dict[str, list[str]]
-    tap: list[str]
+    lines: dict[str, frozenset[str]]
+    tap: frozenset[str]
     wrong: str
     generation: int
     counts: dict[str, int]
@@ -31,28 +30,22 @@ class Found:
 
 
 def observe(
-    wanted: Wanted, made: Callable[[Wanted], Table], known: int, enter: Callable[[str], None]
+    wanted: Wanted, view: View, known: int, compare: Callable[[], tuple[str, int]]
 ) -> Found:
-    """`known` is the generation at which the rules were right last, 0 for never; `made` gives the
-    table as it must be, and is asked when that is over. `enter` moves the process into a namespace
-    by its name.
+    """`known` is the generation at which the rules were right last, 0 for never. When that is over,
+    `compare` says how they differ, and of which generation that is true.
+
+    Raises HostError, OSError.
     """
-    with readlinks.worded("read"):
-        found = readlinks.read_inner(wanted, enter)
-    now = tables.generation()
+    found, uplink = readlinks.read_inner(wanted, view.vmm, view.middle)
+    now, wrong = view.netfilter.generation(), ""
+    if not known or now != known:
+        wrong, now = compare()
     return Found(
-        lines={item: sorted(lines) for item, lines in found.lines.items()},
-        tap=sorted(found.tap),
-        wrong="" if known and now == known else difference(made(wanted)),
+        lines=found.lines,
+        tap=found.tap,
+        wrong=wrong,
         generation=now,
-        counts=tables.counts(MIDDLE_TABLE),
-        uplink=bool(links.number_of(wanted.uplink)),
+        counts=view.netfilter.counts(MIDDLE_TABLE),
+        uplink=uplink,
     )
-
-
-def difference(made: Table) -> str:
-    """How the calling thread's namespace's table differs from this one, empty when it does not."""
-    found = tables.listing(made.name)
-    if found is None:
-        return "there is no table"
-    return "" if tables.Comparison().same(made, found) else "the table holds other rules"

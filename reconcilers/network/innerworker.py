@@ -4,7 +4,8 @@ Started once by `innerclient`, single-threaded, because setns(2) lets no thread 
 namespace. Whoever entered one cannot come back, so it forks for each request: the child enters,
 does what it is asked, answers one line of JSON, with descriptors where some were made, and ends.
 
-It makes and mends. What is read on every pass, `innerreader` reads in another process.
+It makes and mends, compares rules that may have changed, and opens what shows the rest on every
+pass without it (`innerviews`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-import pyroute2  # noqa: F401  # once, before any fork: it takes 0.3 s
-
+from reconcilers import procfs
 from reconcilers.confinement import syscalls
-from reconcilers.network import inner
-from reconcilers.network.innerreader import give_nft_its_right, open_space
+from reconcilers.network import inner, innerviews
 from reconcilers.network.wanted import Wanted
 from specs.errors import BoxError
 
 _REQUEST_MAX = 1 << 20
+_CHANGES = ("build", "mend")
+_CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 
 
 def main() -> NoReturn:
@@ -40,6 +41,8 @@ def main() -> NoReturn:
         if not buffer.endswith(b"\n"):
             continue
         request, buffer = json.loads(buffer), b""
+        if request["ask"] in _CHANGES:
+            import pyroute2  # noqa: F401  # once, before any fork: it takes 0.3 s
         wanted = inner.from_text(request["wanted"])
         child = os.fork()
         if child == 0:
@@ -72,21 +75,58 @@ def _send(channel: socket.socket, answer: dict[str, Any], descriptors: tuple[int
 
 
 def _do(request: dict[str, Any], wanted: Wanted) -> tuple[dict[str, Any], tuple[int, ...]]:
-    keeper = request["keeper"]
-    spaces = {wanted.middle_space: open_space(keeper, "net")}
+    keeper, asked = request["keeper"], request["ask"]
+    spaces = {wanted.middle_space: _open_space(keeper, "net")}
     if "vmm" in request:
-        spaces[wanted.vmm_space] = open_space(request["vmm"], "net")
-    syscalls.setns(open_space(keeper, "user"), syscalls.CLONE_NEWUSER)
-    give_nft_its_right()
-    _name(spaces)
-    match request["ask"]:
+        spaces[wanted.vmm_space] = _open_space(request["vmm"], "net")
+    syscalls.setns(_open_space(keeper, "user"), syscalls.CLONE_NEWUSER)
+    _give_nft_its_right()
+    if asked in _CHANGES:
+        _name(spaces)
+
+    def enter(space: str) -> None:
+        syscalls.setns(spaces[space], syscalls.CLONE_NEWNET)
+
+    match asked:
         case "build":
             return {}, inner.build(wanted)
         case "mend":
             inner.mend(wanted)
             return {}, ()
+        case "compare":
+            enter(wanted.middle_space)
+            wrong, generation = inner.compare(wanted)
+            return {"wrong": wrong, "generation": generation}, ()
+        case "open":
+            inodes = [
+                os.fstat(spaces[each]).st_ino for each in (wanted.vmm_space, wanted.middle_space)
+            ]
+            opened = innerviews.open_both(wanted, enter)
+            given = tuple(each for one in opened for each in one.values())
+            return {"spaces": inodes, "opened": [list(one) for one in opened]}, given
         case other:
             raise ValueError(f"an unknown request: {other}")
+
+
+def _open_space(process: list[int], kind: str) -> int:
+    """A namespace of exactly this process, (PID, start time). Raises ProcessLookupError when it has
+    ended.
+    """
+    pid, start = process
+    try:
+        descriptor = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"process {pid} has ended") from error
+    if procfs.alive(pid, start) is None:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return descriptor
+
+
+def _give_nft_its_right() -> None:
+    """nft(8) is another program; without this it would have no right where we are not UID 0."""
+    effective, permitted, _ = syscalls.capget()
+    syscalls.capset(effective, permitted, 1 << _CAP_NET_ADMIN)
+    syscalls.ambient_raise(_CAP_NET_ADMIN)
 
 
 def _name(spaces: dict[str, int]) -> None:

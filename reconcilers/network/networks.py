@@ -20,6 +20,7 @@ from reconcilers.network import (
     described,
     lacking,
     links,
+    netfilter,
     readlinks,
     rules,
     slots,
@@ -146,7 +147,7 @@ class Networks:
 
     def _difference(self, space: str, right: _Right, dropped: dict[str, int]) -> str:
         where, table = f"{space} {spaces.inode(space)}" if space else "", right.table
-        now = (tables.generation(), right.digest)
+        now = (netfilter.generation(), right.digest)
         if self._right.get((where, table.name)) != now:
             found = tables.listing(table.name)
             if found is None:
@@ -154,7 +155,7 @@ class Networks:
             if not self._comparison.same(table, found):
                 return "the table holds other rules"
             self._right[where, table.name] = now
-        for name, packets in tables.counts(table.name).items():
+        for name, packets in netfilter.counts(table.name).items():
             if name != rules.PASSED:
                 dropped[name] = dropped.get(name, 0) + packets
         return ""
@@ -189,7 +190,7 @@ class Networks:
         middle, ours = _middle_table(wanted), _host_table(wanted)
         if _in(wanted.middle_space, lambda: self._load(wanted.middle_space, middle)):
             # What was let through under other rules is judged again.
-            spaces.inside(wanted.middle_space, tables.forget_connections)
+            spaces.inside(wanted.middle_space, netfilter.forget_connections)
         self._load("", ours)
 
     def _load(self, space: str, right: _Right) -> bool:

@@ -22,13 +22,17 @@ _TRIES = 5
 _BUFFER = 1 << 18  # bytes; the kernel fills at most 32 KiB of it at a time (netlink_dump)
 
 
-class Routing:
-    """One routing socket; a context that closes it. Each method raises OSError."""
+def open_socket() -> socket.socket:
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE
-        )
+
+class Routing:
+    """One routing socket, of the namespace it was opened in; a context that closes it. Each method
+    raises OSError.
+    """
+
+    def __init__(self, opened: socket.socket | None = None) -> None:
+        self._socket = opened or open_socket()
         self._socket.settimeout(_TIMEOUT)
         self._sequence = 0
 
@@ -36,6 +40,9 @@ class Routing:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._socket.close()
 
     def links(self) -> list[Link]:

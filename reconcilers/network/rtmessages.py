@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -27,7 +28,16 @@ _ROUTE = struct.Struct("=BBBBBBBBI")  # struct rtmsg, struct fib_rule_hdr
 _HOP = struct.Struct("=HBBi")  # struct rtnexthop
 _U32 = struct.Struct("=I")
 _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER = 3, 4, 5, 10
-_IFLA_LINKINFO, _IFLA_EXT_MASK = 18, 29
+_IFLA_LINKINFO, _IFLA_AF_SPEC, _IFLA_EXT_MASK = 18, 26, 29
+# A link's settings as /proc/sys/net calls them, and where they lie in its attributes: their place
+# in an array of numbers (include/uapi/linux/ip.h counts from 1, ipv6.h from 0)
+_SETTINGS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
+    "ipv4": (socket.AF_INET, 1, {
+        "accept_redirects": 3, "send_redirects": 5, "rp_filter": 7, "accept_source_route": 8,
+        "arp_ignore": 18,
+    }),
+    "ipv6": (socket.AF_INET6, 2, {"accept_ra": 3, "accept_redirects": 4}),
+}  # fmt: skip
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_BR_AGEING_TIME = 1, 2, 4
 _RTEXT_FILTER_SKIP_STATS = 1 << 3
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
@@ -45,7 +55,8 @@ _NOWHERE: Mapping[int, str] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 class Link:
     """`master` and `peer` are numbers of links, 0 for none; a veth's peer may be in another
     namespace. `mtu` in bytes. `kind` as ip-link(8) calls it, empty for a physical one.
-    `learns`: it is a bridge, and keeps an entry for each MAC that it saw as a source."""
+    `learns`: it is a bridge, and keeps an entry for each MAC that it saw as a source. `families` is
+    what each of them has set for it: see `setting`."""
 
     index: int
     name: str
@@ -55,10 +66,22 @@ class Link:
     peer: int
     kind: str
     learns: bool = False
+    families: bytes = b""
 
     @property
     def up(self) -> bool:
         return bool(self.flags & IFF_UP)
+
+    def setting(self, family: str, name: str) -> str | None:
+        """As /proc/sys/net/FAMILY/conf/LINK/NAME shows it; None for one that is not known, or that
+        the link has not. Raises KeyError for one that this module does not know.
+        """
+        number, array, places = _SETTINGS[family]
+        place = places[name] * 4
+        numbers = attributes(attributes(self.families).get(number, b"")).get(array, b"")
+        if place + 4 > len(numbers):
+            return None
+        return str(int.from_bytes(numbers[place : place + 4], sys.byteorder, signed=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +139,12 @@ def request(kind: int, sequence: int) -> bytes:
         body = _ADDRESS.pack(0, 0, 0, 0, 0)
     else:
         body = _ROUTE.pack(0, 0, 0, 0, 0, 0, 0, 0, 0)
-    return _HEAD.pack(_HEAD.size + len(body), kind, NLM_F_REQUEST | NLM_F_DUMP, sequence, 0) + body
+    return head(len(body), kind, NLM_F_REQUEST | NLM_F_DUMP, sequence) + body
+
+
+def head(length: int, kind: int, flags: int, sequence: int) -> bytes:
+    """The head of a request whose body has so many bytes."""
+    return _HEAD.pack(_HEAD.size + length, kind, flags, sequence, 0)
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
@@ -158,6 +186,7 @@ def link(payload: bytes) -> Link:
         _number(found.get(_IFLA_LINK)),
         kind,
         kind == "bridge" and bridge.get(_IFLA_BR_AGEING_TIME) != bytes(4),
+        found.get(_IFLA_AF_SPEC, b""),
     )
 
 
@@ -210,10 +239,7 @@ def rule(payload: bytes) -> Rule:
 
 def error_of(payload: bytes) -> int:
     """The errno in an NLMSG_ERROR or NLMSG_DONE, 0 for none."""
-    return -int.from_bytes(payload[:4], "little" if _LITTLE else "big", signed=True)
-
-
-_LITTLE = struct.pack("=H", 1) == b"\1\0"
+    return -int.from_bytes(payload[:4], sys.byteorder, signed=True)
 
 
 def _hops(data: bytes) -> Iterator[int]:

@@ -29,7 +29,8 @@ from reconcilers.network import (
     surroundings,
 )
 from reconcilers.network.addresses import first_slot
-from reconcilers.network.innerclient import Gone, Inside, Made, Process
+from reconcilers.network.innerclient import Inside, Made
+from reconcilers.network.innerviews import Gone, Process
 from reconcilers.network.routing import Routing
 from reconcilers.network.surroundings import Surroundings
 from reconcilers.network.wanted import MIDDLE_TABLE, Wanted
@@ -56,7 +57,10 @@ class UserNetworks:
         self._right: dict[tuple[Process, Wanted], int] = {}
 
     def present(self, names: HostNames) -> bool:
-        """What there is of it are processes in the sandbox's group, and ends with them."""
+        """What there is of it are processes in the sandbox's group, and ends with them: asked of
+        one that is to have none, so nothing of it is held any more.
+        """
+        self._inside.let_go(names)
         return False
 
     def wanted(self, names: HostNames, box: Boxfile) -> Wanted:
@@ -85,6 +89,7 @@ class UserNetworks:
         wanted = _wanted(names, box, around)
         problem, fix = lacking.problem(around, egress_of(box.egress), ordinary=True)
         if not vmm:
+            self._inside.let_go(names)
             # It is made with its VMM; a host that cannot give it is told before one is stopped.
             missing = (_reading(SPACES_ITEM, problem, "in place"),) if problem else ()
             return Network(readings=missing)
@@ -137,7 +142,8 @@ class UserNetworks:
         raise HostError("an ordinary user's tap is made with its VMM")
 
     def remove(self, names: HostNames) -> None:
-        """Nothing: it went with the VMM's group."""
+        """It went with the VMM's group, but for what is held of it here."""
+        self._inside.let_go(names)
 
     def remove_strays(self, instance: str, known: Iterable[str]) -> tuple[list[str], list[str]]:
         """There are none: what nobody knows is killed as a process."""

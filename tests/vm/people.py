@@ -13,10 +13,12 @@ import pwd
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -268,6 +270,25 @@ class PersonsHome(CaseHome):
 
     def every_child(self) -> set[int]:
         return super().children()
+
+    def running(self, module: str) -> list[int]:
+        """Those of its own processes that execute this module."""
+        return [pid for pid in self.every_child() if module in command_of(pid)]
+
+    def slowest_answer_until_gone(self, pid: int) -> float:
+        """Seconds that the controller took at most to answer while this process was there."""
+        slowest, began = 0.0, time.monotonic()
+        while os.path.exists(f"/proc/{pid}"):
+            assert time.monotonic() < began + 60, f"{command_of(pid)} stays; {self.log()}"
+            asked = time.monotonic()
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(60)
+                client.connect(str(self.path / "box.sock"))
+                client.sendall(b"GET /v1/sandboxes HTTP/1.1\r\nHost: box\r\n\r\n")
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            slowest = max(slowest, time.monotonic() - asked)
+            time.sleep(0.05)
+        return slowest
 
     def claims(self) -> str:
         file = self.owner.folder / "own/.local/state/box/identities.toml"

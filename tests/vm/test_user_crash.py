@@ -52,7 +52,14 @@ VICTIMS = {
 }
 
 
-HELD = ("net:[", "user:[", "mnt:[", "pid:[", "/dev/net/tun")  # lives on in a descriptor
+HELD = (
+    "net:[",
+    "user:[",
+    "mnt:[",
+    "pid:[",
+    "/dev/net/tun",
+    "/proc/sys/net",
+)  # lives on in a descriptor
 
 
 class CrashHome(UserNetHome):

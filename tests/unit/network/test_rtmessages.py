@@ -17,6 +17,16 @@ from reconcilers.process import run
 
 PARSERS = (rt.link, rt.address, rt.route, rt.rule)
 words = st.binary(max_size=40)
+SETTINGS = {
+    "ipv4": (
+        "accept_redirects",
+        "send_redirects",
+        "rp_filter",
+        "accept_source_route",
+        "arp_ignore",
+    ),
+    "ipv6": ("accept_ra", "accept_redirects"),
+}  # fmt: skip
 
 
 def attribute(kind: int, value: bytes) -> bytes:
@@ -32,6 +42,9 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
             assert len(data) < 16
     list(rt.messages(data))
     rt.error_of(data)
+    for family, keys in SETTINGS.items():
+        for key in keys:
+            rt.Link(1, "one", 0, 1500, 0, 0, "", families=data).setting(family, key)
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), words), max_size=8), st.integers(0, 255))
@@ -117,3 +130,26 @@ def test_a_long_listing_comes_in_several_pieces_and_is_whole() -> None:
             assert len([each for each in kernel.addresses() if each.text[:3] == "10."]) == 1500
 
     spaces.elsewhere(partial(look))
+
+
+@pytest.mark.needs_root
+def test_a_links_settings_are_what_proc_sys_shows() -> None:
+    """Each is changed alone: two that lie side by side would be told apart by nothing else."""
+
+    def shown(family: str, key: str) -> str | None:
+        return spaces.read_sysctl(f"{family}/conf/one/{key}")
+
+    def look() -> None:
+        run(["ip", "link", "add", "one", "type", "veth", "peer", "name", "two"])
+        every = [(family, key) for family, keys in SETTINGS.items() for key in keys]
+        with Routing() as kernel:
+            for family, key in every:
+                other = "0" if shown(family, key) == "1" else "1"
+                spaces.write_sysctl(f"{family}/conf/one/{key}", other)
+                link = kernel.link("one")
+                assert link is not None and link.setting(family, key) == other
+                assert {each: link.setting(*each) for each in every} == {
+                    each: shown(*each) for each in every
+                }
+
+    spaces.elsewhere(look)
