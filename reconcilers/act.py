@@ -324,7 +324,8 @@ class Actor:
     def _mend(self, readings: tuple[Reading, ...]) -> None:
         record = self._held().record
         box, want = self._started(record), self._started_as(record)
-        mending.mend_readings(self._names, box, record, want, self._host.networks, readings)
+        vm = mending.Running(self._names, box, record, want, self._host.networks)
+        mending.mend_readings(vm, readings)
 
     # -- network
 

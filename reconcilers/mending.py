@@ -8,6 +8,7 @@ what only a new VMM can have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from reconcilers import helpers, procfs, runtimefiles
@@ -24,19 +25,23 @@ from specs.names import HostNames
 from specs.reading import Reading
 
 
-def mend_readings(
-    names: HostNames,
-    box: Boxfile,
-    record: LaunchRecord,
-    want: Confinement,
-    networks: Networks | UserNetworks,
-    readings: Sequence[Reading],
-) -> None:
+@dataclass(frozen=True)
+class Running:
+    """The VM that is mended: as it was started, and what its VMM's jail must be."""
+
+    names: HostNames
+    box: Boxfile
+    record: LaunchRecord
+    want: Confinement
+    networks: Networks | UserNetworks
+
+
+def mend_readings(vm: Running, readings: Sequence[Reading]) -> None:
     """Mends every one of `readings` (blocking). Raises the first BoxError or OSError, once all were
     tried.
     """
     failed: BoxError | OSError | None = None
-    for work in _works(names, box, record, want, networks, readings):
+    for work in _works(vm, readings):
         try:
             work()
         except (BoxError, OSError) as error:
@@ -45,34 +50,25 @@ def mend_readings(
         raise failed
 
 
-def _works(
-    names: HostNames,
-    box: Boxfile,
-    record: LaunchRecord,
-    want: Confinement,
-    networks: Networks | UserNetworks,
-    readings: Sequence[Reading],
-) -> Iterator[Callable[[], object]]:
+def _works(vm: Running, readings: Sequence[Reading]) -> Iterator[Callable[[], object]]:
     files = [each for each in readings if each.layer == runtimefiles.LAYER]
     yield partial(runtimefiles.mend_files, files)
     others = tuple(each for each in readings if each.layer != runtimefiles.LAYER)
     if any(each.layer == "network" and each.got != helpers.STOPPED for each in others):
-        yield partial(networks.raise_up, names, box)
-    for helper in record.helpers:
+        yield partial(vm.networks.raise_up, vm.names, vm.box)
+    for helper in vm.record.helpers:
         own = helpers.faults_of(helper, others)
         if own:
             program = load_profile(sharepolicy.ROLE, False)
-            yield partial(helpers.mend_one, helper, want, program, names, own)
+            yield partial(helpers.mend_one, helper, vm.want, program, vm.names, own)
         others = tuple(each for each in others if each not in own)
     if others:
-        yield partial(_mend_live, record, want, names, others)
+        yield partial(_mend_live, vm, others)
 
 
-def _mend_live(
-    record: LaunchRecord, want: Confinement, names: HostNames, faults: Sequence[Reading]
-) -> None:
-    procfs.require(record.pid, record.start_time)
-    mend(record.pid, want, names, faults)
+def _mend_live(vm: Running, faults: Sequence[Reading]) -> None:
+    procfs.require(vm.record.pid, vm.record.start_time)
+    mend(vm.record.pid, vm.want, vm.names, faults)
 
 
 def mend_vmm(record: LaunchRecord, want: Confinement, names: HostNames) -> None:

@@ -101,7 +101,8 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
         try:
             record = _unlaunched(wanted, command.argv)
             launchrecord.write(record_path, record)
-            space, users = await _prepare(layout, wanted, errors_end, opened, beside, descriptors)
+            given = _Given(layout, errors_end, opened, beside, descriptors)
+            space, users = await _prepare(wanted, given)
             launched = await launch(
                 LaunchRequest(
                     names=wanted.names,
@@ -172,46 +173,45 @@ def _unlaunched(wanted: Start, argv: tuple[str, ...]) -> LaunchRecord:
     )
 
 
-async def _prepare(
-    layout: Layout,
-    wanted: Start,
-    errors_end: int,
-    opened: ExitStack,
-    beside: list[HelperRecord],
-    descriptors: dict[int, int],
-) -> tuple[int | None, int | None]:
-    """Start the helpers of network and mounts; what they give the VMM is added to `descriptors`.
+@dataclass(frozen=True)
+class _Given:
+    """What the helpers of one start share: each adds itself to `beside`, and to `descriptors` what
+    it gives the VMM, open as long as `opened`.
+    """
+
+    layout: Layout
+    errors_end: int
+    opened: ExitStack
+    beside: list[HelperRecord]
+    descriptors: dict[int, int]
+
+
+async def _prepare(wanted: Start, given: _Given) -> tuple[int | None, int | None]:
+    """Start the helpers of network and mounts.
 
     Returns the network namespace and the user namespace that the VMM is to live in, None for new
     ones.
     """
     space, users = wanted.tap[1] if wanted.tap is not None else None, None
     if wanted.wire is not None:
-        wiring = Wiring(wanted.names, wanted.box, wanted.confinement, wanted.wire, errors_end)
-        made = await connect(wiring, beside, opened)
-        descriptors[slots.TAP_FD], space, users = made.tap, made.space, made.users
+        names, jail, errors = wanted.names, wanted.confinement, given.errors_end
+        wiring = Wiring(names, wanted.box, jail, wanted.wire, errors)
+        made = await connect(wiring, given.beside, given.opened)
+        given.descriptors[slots.TAP_FD], space, users = made.tap, made.space, made.users
     if wanted.shares:
-        await _serve(layout, wanted, errors_end, opened, beside, descriptors)
+        await _serve(wanted, given)
     return space, users
 
 
-async def _serve(
-    layout: Layout,
-    wanted: Start,
-    errors_end: int,
-    opened: ExitStack,
-    beside: list[HelperRecord],
-    descriptors: dict[int, int],
-) -> None:
-    """Start a helper for each mount; their sockets are added to what the VMM is given."""
-    serving = Serving(
-        layout, wanted.names, wanted.confinement, load_profile(ROLE, False), errors_end
-    )
+async def _serve(wanted: Start, given: _Given) -> None:
+    """Start a helper for each mount."""
+    program = load_profile(ROLE, False)
+    serving = Serving(given.layout, wanted.names, wanted.confinement, program, given.errors_end)
     for directory, descriptor in wanted.shares:
-        known = frozenset(each.pid for each in beside)
-        helper, connection = await serve(serving, directory, descriptor, known, opened)
-        beside.append(helper)
-        descriptors[slots.MOUNT_FD + directory.index] = connection
+        known = frozenset(each.pid for each in given.beside)
+        helper, connection = await serve(serving, directory, descriptor, known, given.opened)
+        given.beside.append(helper)
+        given.descriptors[slots.MOUNT_FD + directory.index] = connection
 
 
 def _descriptors(opened: ExitStack, layout: Layout, wanted: Start, image: int) -> dict[int, int]:

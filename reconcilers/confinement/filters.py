@@ -24,12 +24,13 @@ def count(status: Mapping[str, str]) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def of(pid: int) -> int:
-    """Of the main thread of a process; 0 when it has ended."""
+def of(pid: int) -> int | None:
+    """Of the main thread of a process; None when it has ended."""
     try:
-        return count(procfile.fields(f"/proc/{pid}/status"))
+        found = procfile.fields(f"/proc/{pid}/status")
     except (FileNotFoundError, ProcessLookupError):
-        return 0
+        return None
+    return None if found["State"][:1] in "ZX" else count(found)  # one that nobody has reaped yet
 
 
 def at_launch(readings: Iterable[Reading]) -> int:
@@ -43,8 +44,8 @@ async def all_loaded(pid: int, readings: Iterable[Reading], own: int, seconds: f
     `seconds` for it; False as well when it has ended.
     """
     wanted, limit = at_launch(readings) + own, time.monotonic() + seconds
-    while (found := of(pid)) < wanted:
-        if not found or time.monotonic() > limit:
-            return False
+    while (found := of(pid)) is not None and time.monotonic() < limit:
+        if found >= wanted:
+            return True
         await asyncio.sleep(_POLL_SECONDS)
-    return True
+    return False

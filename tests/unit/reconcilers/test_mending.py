@@ -14,7 +14,7 @@ from reconcilers.confinement.policy import confinement_for
 from reconcilers.confinement.readback import read_vmm
 from reconcilers.confinement.seccomp import load_profile
 from reconcilers.launchrecord import LaunchRecord
-from reconcilers.mending import mend_readings
+from reconcilers.mending import Running, mend_readings
 from reconcilers.runtimefiles import read_files
 from specs.boxfile import Boxfile
 from tests.unit.reconcilers.hosts import WEB, host_in
@@ -44,10 +44,11 @@ def test_a_socket_that_is_gone_keeps_no_limit_from_being_put_back(tmp_path: Path
         another = replace(record, start_time=begun.start_time + 1)
         before = resource.prlimit(child.pid, resource.RLIMIT_FSIZE)
         with pytest.raises(ProcessLookupError):
-            mend_readings(WEB, box, another, want, host.networks, size)
+            mend_readings(Running(WEB, box, another, want, host.networks), size)
         assert resource.prlimit(child.pid, resource.RLIMIT_FSIZE) == before
         with pytest.raises(FileNotFoundError):
-            mend_readings(WEB, box, record, want, host.networks, [*missing, *size])
+            vm = Running(WEB, box, record, want, host.networks)
+            mend_readings(vm, [*missing, *size])
         soft, _ = resource.prlimit(child.pid, resource.RLIMIT_FSIZE)
         assert ("fsize", soft, -1) in want.rlimits
 
