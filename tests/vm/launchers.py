@@ -6,6 +6,8 @@ that what they take away is missing in the live process and nothing else is.
 
 from __future__ import annotations
 
+import struct
+
 # What every sabotage may use; it runs in the launcher before it begins. The first two lines are
 # the launcher's own.
 PRELUDE = """
@@ -44,6 +46,50 @@ before("landlock", shed); without("no_new_privs", "capabilities")
 ALLOW_EVERYTHING = "jailrights.load_seccomp = lambda _: syscalls.seccomp_load({})".format(
     'bytes.fromhex("060000000000ff7f")'  # linux/filter.h: BPF_RET | BPF_K, SECCOMP_RET_ALLOW
 )
+
+
+def answered(*calls: tuple[int, int | None]) -> str:
+    """A filter, as hexadecimal bytes, that does nothing of these calls and says that all went well;
+    each by its number and, if any, its first argument. It allows everything else.
+    """
+    load, equal, end = 0x20, 0x15, 0x06  # linux/filter.h: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+    rows = []
+    for number, first in calls:  # offsets in struct seccomp_data: 0 nr, 16 args[0]
+        rows += [(load, 0, 0, 0), (equal, 0, 1 if first is None else 3, number)]
+        if first is not None:
+            rows += [(load, 0, 0, 16), (equal, 0, 1, first)]
+        rows += [(end, 0, 0, 0x00050000)]  # SECCOMP_RET_ERRNO with 0
+    rows += [(end, 0, 0, 0x7FFF0000)]  # SECCOMP_RET_ALLOW
+    return b"".join(struct.pack("<HBBI", *row) for row in rows).hex()
+
+
+# A program's own filter sets no_new_privs, and is a filter: neither comes, and it does not notice.
+ITS_OWN = ((157, 38), (157, 22), (317, 1))  # prctl: no_new_privs, seccomp; seccomp: a filter
+DECEIVED = """
+load = jailrights.load_seccomp
+def loaded(document):
+    load(document); syscalls.seccomp_load(bytes.fromhex({!r}))
+jailrights.load_seccomp = loaded
+"""
+# What the profile answers a pasta that wants to build what it has: chdir, pivot_root, mount,
+# umount2, unshare, setns, readlink; and PR_SET_DUMPABLE.
+BUILDS_NOTHING = tuple((each, None) for each in (80, 155, 165, 166, 272, 308, 89))
+PASTA_UNFILTERED = "jailrights.load_seccomp = lambda _: syscalls.seccomp_load({})".format(
+    f"bytes.fromhex({answered(*ITS_OWN, *BUILDS_NOTHING, (157, 4))!r})"
+)
+PASTA_PRIVILEGED = PRIVILEGED_FILTER + DECEIVED.format(answered(*ITS_OWN))
+# As above, of a helper that keeps some capabilities over its exec: this one is not among them.
+SHARE_PRIVILEGED = (
+    DECEIVED.format(answered(*ITS_OWN))
+    + """
+from reconcilers.confinement import jailuser
+def keep_more(document):
+    kept = jailuser.mask_of(document.capabilities)
+    syscalls.capset(kept | 1 << 21, kept | 1 << 21, kept)  # CAP_SYS_ADMIN
+jailuser.keep_only = keep_more; without("no_new_privs")
+"""
+)
+NO_CHROOT = DECEIVED.format(answered((161, None)))
 KEEP_A_FILE = """
 kept, take = os.open({!r}, os.O_RDONLY), jailrights.take_descriptors
 jailrights.take_descriptors = lambda document, keep: take(
@@ -65,6 +111,20 @@ jailroot.leave_namespaces = spy
 NO_MOUNT_NAMESPACE = """
 jailroot.NAMESPACES &= ~syscalls.CLONE_NEWNS; without("propagation", "root", "pivot")
 """
+# virtiofsd then serves the directory where it lies.
+SHARE_IN_PLACE = (
+    NO_MOUNT_NAMESPACE
+    + """
+from reconcilers.confinement.atlaunch import wanted, LANDLOCK_KEY
+jailrights.restrict_with_landlock = lambda _: wanted()[LANDLOCK_KEY]
+begin = launch.Launch.__init__
+def there(self, document):
+    path = os.readlink(f"/proc/self/fd/{document.shares[0].descriptor}")
+    argv = tuple(each.replace("/share", path) for each in document.argv)
+    begin(self, changed(document, argv=argv, proc=False))
+launch.Launch.__init__ = there
+"""
+)
 # The host's own name must not be changed either.
 NO_UTS_NAMESPACE = "jailroot.NAMESPACES &= ~syscalls.CLONE_NEWUTS; syscalls.sethostname = nothing"
 ENVIRONMENT = """

@@ -26,9 +26,14 @@ from tests.vm.harness import READY, TINY, Home, until
 from tests.vm.jailed import BARE, SANDBOX_OPTIONS
 from tests.vm.launchers import (
     AMBIENT,
+    NO_CHROOT,
     NO_UTS_NAMESPACE,
+    PASTA_PRIVILEGED,
+    PASTA_UNFILTERED,
     PRELUDE,
     PRIVILEGED_FILTER,
+    SHARE_IN_PLACE,
+    SHARE_PRIVILEGED,
 )
 from tests.vm.netlab import BOXFILE, Lab
 from tests.vm.people import Person, PersonsHome, person, persons_home
@@ -89,6 +94,10 @@ jailroot.join_user_namespace = lambda users: syscalls.setns(users, syscalls.CLON
 jailroot.NAMESPACES &= ~syscalls.CLONE_NEWNS; without("binds", "propagation", "root", "pivot")
 """
 MOUNTS = "mnt namespace"
+A_USERS_GROUP = """
+change = jailrights.change_identity
+jailrights.change_identity = lambda d: change(changed(d, gid=0))
+"""
 # Braces stand for the label of a helper.
 SHARED_BY_ALL = {
     "user": Lacking("identity.{}Uid", 'without("identity")'),
@@ -104,10 +113,10 @@ SHARED_BY_ALL = {
     "seccomp": Lacking("seccomp.{}Seccomp", "jailrights.load_seccomp = nothing", filtered=False),
     "net namespace": Lacking("namespaces.{}net", "syscalls.CLONE_NEWNET = 0"),
 }  # fmt: skip
-# Without the rest nothing starts, or it makes up for it by itself. virtiofsd and pasta have filters
-# of their own, which come with no_new_privs. virtiofsd serves nothing without the root that was
-# made for it. pasta refuses to be root and gives capabilities up; its network is the host's. The
-# keeper's is the one with the rules.
+# The filters of virtiofsd and pasta come with no_new_privs, so for those they are made to believe
+# that they have loaded them. pasta refuses to be root, so it has the user's group instead of the
+# VMM's, and gives capabilities up by itself; its network is the host's. The keeper's is the one
+# with the rules.
 OWN = {
     # QEMU's own stays, so every thread has a filter: only their number tells.
     "vmm": {
@@ -116,14 +125,22 @@ OWN = {
     },
     "virtiofsd": {
         **{k: v for k, v in SHARED_BY_ALL.items() if "namespace" in k and k != MOUNTS},
+        MOUNTS: Lacking("namespaces.{}mnt", SHARE_IN_PLACE),
         "bounding set": SHARED_BY_ALL["bounding set"],
         "user": SHARED_BY_ALL["user"],
+        "root": Lacking("root.{}directory", NO_CHROOT),
+        "no_new_privs": Lacking("no_new_privs.{}NoNewPrivs", SHARE_PRIVILEGED),
         "seccomp": Lacking("seccomp.{}", "jailrights.load_seccomp = nothing"),
     },
     "keeper": {k: v for k, v in SHARED_BY_ALL.items() if k != "net namespace"},
     "pasta": {
-        k: v for k, v in SHARED_BY_ALL.items()
-        if k in ("bounding set", "root") or ("namespace" in k and k != "net namespace")
+        **{
+            k: v for k, v in SHARED_BY_ALL.items()
+            if k in ("bounding set", "root") or ("namespace" in k and k != "net namespace")
+        },
+        "group": Lacking("identity.{}Gid", A_USERS_GROUP),
+        "no_new_privs": Lacking("no_new_privs.{}NoNewPrivs", PASTA_PRIVILEGED),
+        "seccomp": Lacking("seccomp.{}filters", PASTA_UNFILTERED),
     },
 }  # fmt: skip
 
@@ -166,7 +183,8 @@ def replaced(home: Home, role: str, missing: str, argv: Callable[[Path], list[st
     assert made != former and alive(made), home.log()
     before = len(events(home))
     culprit = home.helper(role) if isinstance(home, UserNetHome) else made
-    with among_its_mounts(home, culprit) if missing == MOUNTS else contextlib.nullcontext():
+    theirs = missing == MOUNTS and isinstance(home, PersonsHome)
+    with among_its_mounts(home, culprit) if theirs else contextlib.nullcontext():
         home.start()
     until(lambda: not alive(made), 30, f"the VMM whose {role} has no {missing} ends; {home.log()}")
     until(lambda: home.pid(NAME) not in (0, made), 30, f"another VMM; {home.log()}")
@@ -246,12 +264,14 @@ def whole(home: Home) -> None:
 
 
 @pytest.fixture(scope="module")
-def shares(shared_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    folder = owned(tmp_path_factory.mktemp("beside") / "ro", 0o755)
-    shared_home.put(NAME, boxfile((folder, "/src", "ro")))
-    shared_home.ready(NAME)
-    yield shared_home
-    whole(shared_home)
+def shares(shared_home: Home) -> Iterator[Home]:
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as folder:
+        Path(folder).chmod(0o755)  # one that sees the host's root goes there by its path
+        shared_home.put(NAME, boxfile((owned(Path(folder) / "ro", 0o755), "/src", "ro")))
+        shared_home.ready(NAME)
+        yield shared_home
+        whole(shared_home)
+        shared_home.box("delete", NAME)
 
 
 @cases("virtiofsd")
