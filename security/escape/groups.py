@@ -52,7 +52,7 @@ def of_instance(instance: str) -> list[Path]:
     """Every group folder named after an instance, deepest first."""
     if not instance:
         return []
-    tops = {point / "box" / instance for _, point, _ in mounted()}
+    tops = {found for _, point, _ in mounted() for found in point.glob(f"*/{instance}")}
     tops |= {found for _, point, _ in mounted() for found in _deeper(point, instance)}
     found: set[Path] = set()
     for top in tops:
@@ -120,6 +120,21 @@ def _cpus(at: dict[str, Path]) -> float | None:
                 if quota_text != "max":
                     found.append(int(quota_text) / int(period_text))
     return min(found, default=None)
+
+
+def weight(pid: int) -> tuple[float, Path] | None:
+    """The lightest of the groups around the one that this process is in, as a part of what the
+    kernel lets a group weigh by itself, and the outermost of that weight; None where none says.
+    """
+    at = folders(f"/proc/{pid}")
+    folder, file, usual = at.get("v2"), "cpu.weight", 100  # cgroups(7)
+    if "cpu" in at:
+        folder, file, usual = at["cpu"], "cpu.shares", 1024  # sched-design-CFS
+    if folder is None:
+        return None
+    around = reversed(_upwards(folder)[1:-1])  # what the whole host weighs says nothing
+    found = [(n / usual, each) for each in around if (n := _number(each / file)) is not None]
+    return min(found, key=lambda each: each[0], default=None)
 
 
 def _upwards(folder: Path) -> list[Path]:

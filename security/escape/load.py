@@ -34,6 +34,7 @@ FILLED, FILL_SECONDS = 0.7, 15
 # Of its virtual CPUs; what others do on this host at the same time takes its share.
 BUSY_SHARE = 0.2
 FORKS = r"""
+    for cpu in 1 2 3 4; do while :; do :; done & done
     bomb() { bomb | bomb & }
     bomb
     sleep 60

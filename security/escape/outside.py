@@ -19,6 +19,7 @@ MIB = 1 << 20
 CAPABILITIES = {"qemu": 0}
 PIDS_AT_MOST = 256
 OVERHEAD_AT_MOST = 512 * MIB
+WEIGHT_AT_MOST = 0.1  # of another group's, where both want a processor
 OWN_KINDS = {  # anon_inode:[...]
     "eventfd", "eventpoll", "signalfd", "timerfd", "kvm-vm", "kvm-vcpu", "kvm-vcpu-stats",
     "kvm-vm-stats", "kvm-device",
@@ -194,6 +195,12 @@ def limits(arena: Arena) -> str:
             raise Failed(f"the process limit of {name} is {found.pids}, over {PIDS_AT_MOST}")
         if found.cpus is None or found.cpus > 1 + 1:
             raise Failed(f"the CPU quota of {name} is {found.cpus} for 1 virtual CPU")
+        weight, at = groups.weight(pid) or (1.0, "nowhere")
+        if weight > WEIGHT_AT_MOST:
+            raise Failed(
+                f"no group around {name} weighs less than {weight:g} of another: on a busy"
+                " processor the host's own programs wait for it"
+            )
         if found.swap_counted and found.swap:
             raise Failed(f"{name} may swap {_mib(found.swap)} out")
         for tid in proc.threads(pid):
@@ -208,7 +215,10 @@ def limits(arena: Arena) -> str:
         size = proc.limit(pid, "Max file size")[0]
         if size == "unlimited" or int(size) > DATA_MIB * MIB:
             raise Failed(f"{name} may write files of {size} bytes, its disk has {DATA_MIB} MiB")
-        readings.append(f"{name}: {_mib(found.memory)}, {found.pids} tasks, {found.cpus:g} CPUs")
+        readings.append(
+            f"{name}: {_mib(found.memory)}, {found.pids} tasks, {found.cpus:g} CPUs, all in {at}"
+            f" together {weight:.2g} of another group's weight"
+        )
     for name, pid in arena.confined().items():
         if " " in name and groups.limits(pid).memory is None:
             raise Failed(f"{name} has no memory limit")

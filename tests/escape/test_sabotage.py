@@ -115,10 +115,11 @@ RUNS = {
         isolation="standard",
     ),
     "host's mounts": Run(
-        ("mnt namespace",),
+        ("mnt namespace", "cpu weight"),
         (
             ("outside.namespaces", "a shares our mnt namespace"),
             ("outside.root", "the root of a is the host's"),
+            ("outside.limits", "no group around a weighs less than 1 "),
         ),
         ("outside.seccomp", "outside.uid"),
     ),
@@ -201,6 +202,14 @@ RUNS = {
         ("outside.capabilities",),
         scale=0.5,
     ),
+    "a heavy guest": Run(
+        ("cpu weight",),
+        (
+            ("outside.limits", "no group around a weighs less than 1 "),
+            ("load.forks", r"spawning takes .* more than 3 times, in"),
+        ),
+        ("outside.capabilities",),
+    ),
     "shared too much": Run(
         ("links stay links", "a link that comes later", "nothing beside a share",
          "read-only share", "nodev share", "nosuid in the guest", "seccomp program"),
@@ -274,8 +283,8 @@ RUNS = {
 
 # Runs of minutes: much of what they wait for is somebody's patience.
 LONG = frozenset(
-    {"a lying guest", "a greedy guest", "shared too much", "a user's open network",
-     "a user's open share", "in a user's VMM's place"}
+    {"a lying guest", "a greedy guest", "a heavy guest", "shared too much",
+     "a user's open network", "a user's open share", "in a user's VMM's place"}
 )  # fmt: skip
 SINCE_6_12 = pytest.mark.skipif(not syscalls.time_slice(0), reason="no time slices before 6.12")
 

@@ -20,6 +20,7 @@ from reconcilers.backend import VmmCommand
 from reconcilers.confinement.policy import UNLIMITED
 from reconcilers.confinement.rootview import RootFile
 from specs.conditions import Reason
+from specs.names import HostNames
 from tests.escape.saboteur import Product
 from tests.vm import launchers
 
@@ -146,6 +147,23 @@ def _limited(**more: int) -> Callable[[Product], None]:
 WALLS["memory limit"] = _limited(memory_bytes=MUCH)
 WALLS["pids limit"] = _limited(pids_max=30_000)
 WALLS["cpu limit"] = _limited(cpu_quota_us=6_400_000)
+
+
+@wall("cpu weight")
+def _cpu_weight(product: Product) -> None:
+    """All sandboxes together weigh as much as 64 other groups: what a busy guest does to its host
+    is no matter of luck then, and the host still answers. In a group of their own, not in `box`,
+    which other sandboxes of this host lie in.
+    """
+
+    def apart(names: HostNames) -> str:
+        return f"boxtest-heavy/{names.instance}/{names.sandbox}"
+
+    product.replace("specs.names.HostNames.cgroup", property(apart))
+    product.replace(
+        "reconcilers.confinement.cgroup.Cgroup.weight",
+        lambda group, limits: 64 * group._top.default_weight,
+    )
 
 
 # -- between sandboxes
