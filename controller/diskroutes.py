@@ -1,4 +1,4 @@
-"""The API's routes to the disks of sandboxes: snapshots, restore, reset."""
+"""The API's routes to the disks of sandboxes: snapshots, restore, reset, import and export."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from controller.apirequest import object_body
 from controller.httpconn import Request
 from controller.service import Service
 from specs.errors import UsageError
+
+ACTIONS = ("export", "import")
 
 
 async def _list(service: Service, request: Request, name: str) -> Reply:
@@ -45,10 +47,20 @@ async def _reset(service: Service, request: Request, name: str) -> Reply:
     return Reply({"name": name, "kept": kept, "result": "reset"})
 
 
+async def _data(service: Service, request: Request, name: str) -> Reply:
+    body = _fields(request, "action", "transfer")
+    action, transfer = _text(body, "action"), _text(body, "transfer")
+    if action not in ACTIONS:
+        raise UsageError(f"action: one of {', '.join(ACTIONS)} is expected")
+    await service.disks.transfer(name, action, transfer)
+    return Reply({"name": name, "result": f"{action}ed"})
+
+
 ROUTES: Mapping[tuple[str, str], Mapping[str, Handler]] = {
     ("sandboxes", "snapshots"): {"GET": _list, "POST": _take, "DELETE": _forget},
     ("sandboxes", "restore"): {"POST": _restore},
     ("sandboxes", "reset"): {"POST": _reset},
+    ("sandboxes", "data"): {"POST": _data},
 }
 
 

@@ -12,7 +12,9 @@ from typing import TypeVar
 
 from controller.diskuse import DiskUse
 from controller.inventory import Inventory
+from controller.transfers import Transfers
 from reconcilers import snapshots
+from reconcilers.guestfiles.helper import Action
 from reconcilers.layout import Layout
 from reconcilers.snapshots import Listed
 from specs.errors import HostError
@@ -23,7 +25,10 @@ T = TypeVar("T")
 class DiskVerbs:
     """The disks of one home (`controller.service.Disks`)."""
 
-    def __init__(self, layout: Layout, inventory: Inventory, use: DiskUse) -> None:
+    def __init__(
+        self, layout: Layout, inventory: Inventory, use: DiskUse, transfers: Transfers
+    ) -> None:
+        self._transfers = transfers
         self._layout = layout
         self._inventory = inventory
         self._use = use
@@ -70,6 +75,9 @@ class DiskVerbs:
         async with self._use.held(name) as entry:
             await self._do(name, lambda folder: snapshots.forget(folder, label))
             self._inventory.event(entry, "snapshot", f"{label} deleted")
+
+    async def transfer(self, name: str, action: str, transfer: str) -> None:
+        await self._transfers.run(name, Action(action), transfer)
 
     def _may_erase(self, name: str) -> None:
         self._use.entry(name)

@@ -22,6 +22,7 @@ from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.service import Applied
 from controller.store import Store
+from controller.transfers import Transfers
 from reconcilers import guest, proofs
 from reconcilers.facts import Unknown
 from reconcilers.host import Host
@@ -86,7 +87,7 @@ class Operations:
         wake: Callable[[str], None],
         use: DiskUse,
     ) -> None:
-        self.disks = DiskVerbs(host.layout, inventory, use)
+        self.disks = DiskVerbs(host.layout, inventory, use, Transfers(host, inventory, use))
         self._host = host
         self._layout = host.layout
         self._inventory = inventory

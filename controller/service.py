@@ -96,6 +96,11 @@ class Disks(Protocol):
     async def forget(self, name: str, label: str) -> None:
         """Delete a snapshot. Raises UsageError, RefusedByPolicy."""
 
+    async def transfer(self, name: str, action: str, transfer: str) -> None:
+        """Move /data (`export`, `import`) to or from the file of a transfer. Takes minutes where
+        there is much of it. Raises UsageError when there is no such transfer.
+        """
+
 
 class Service(Protocol):
     """The controller as its socket sees it. Names given here have already been validated."""

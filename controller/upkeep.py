@@ -15,6 +15,7 @@ from controller.store import Store
 from reconcilers import disk as disks
 from reconcilers import launchrecord, procfs
 from reconcilers.confinement.cgroup import list_sandboxes
+from reconcilers.guestfiles import helper, transfers
 from reconcilers.host import Host
 from specs.errors import BoxError
 from specs.names import is_name
@@ -45,6 +46,7 @@ class Upkeep:
         self._store.remove_leftovers()
         disks.sweep(self._layout.all_disks)
         self._host.images.sweep()
+        self._sweep_transfers()
         for garbled in self._inventory.load():
             log.warning(
                 "%s cannot be read (%s); set aside, rebuilt from the host",
@@ -53,12 +55,18 @@ class Upkeep:
             )
         self._claims_from_records()
 
+    def _sweep_transfers(self) -> None:
+        """A helper machine that still runs has a disk open that the next VM would share with it."""
+        helper.sweep(self._host)
+        transfers.sweep(self._layout.transfers)
+
     async def at_scan(self) -> None:
         """Everything that a scan looks after. No other scan may run meanwhile: a sandbox that it
         found would be unknown here. Raises OSError, HostError.
         """
         self._mend_files()
         self._mend_claims()
+        transfers.sweep(self._layout.transfers)
         # Only when everything that runs is known does a network of nobody belong to nobody.
         if self._find_strays() and not self._inventory.vanishing.reason:
             await self._remove_stray_networks()

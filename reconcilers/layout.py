@@ -57,6 +57,11 @@ class Layout:
         return self.home / "kernels"
 
     @property
+    def transfers(self) -> Path:
+        """Archives on their way into or out of a sandbox, each for as long as one command."""
+        return self.home / "transfers"
+
+    @property
     def all_disks(self) -> Path:
         return self.home / "disks"
 

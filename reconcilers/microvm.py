@@ -68,6 +68,8 @@ class Start:
     wire: UserNetworks | None = None
     # each mount with the descriptor of its directory, which stays the caller's
     shares: tuple[tuple[Directory, int], ...] = ()
+    # the archive of a transfer, the caller's, and whether it is written; else it is read
+    archive: tuple[int, bool] | None = None
 
 
 async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
@@ -82,7 +84,9 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
     make_private_directory(folder)
     record_path = layout.launch_record(name)
     marker, formats = wanted.names.marker, wanted.disk.formats
-    command = wanted.backend.command(wanted.box, wanted.accel, marker, wanted.host, formats)
+    command = wanted.backend.command(
+        wanted.box, wanted.accel, marker, wanted.host, formats, _use_of_archive(wanted)
+    )
     with ExitStack() as opened:
         # In a thread: it reads the whole image.
         image = await asyncio.to_thread(images.open_verified, wanted.image)
@@ -141,6 +145,12 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                 remove_runtime(layout, name)
             raise
     return record, errors
+
+
+def _use_of_archive(wanted: Start) -> str:
+    if wanted.archive is None:
+        return ""
+    return "written" if wanted.archive[1] else "read"
 
 
 async def _until_filtered(launched: Launched, want: Confinement) -> None:
@@ -225,11 +235,13 @@ def _descriptors(opened: ExitStack, layout: Layout, wanted: Start, image: int) -
         return opened.enter_context(contextlib.closing(sockets.listen(path))).fileno()
 
     network = {slots.TAP_FD: wanted.tap[0]} if wanted.tap is not None else {}
+    archive = {slots.ARCHIVE_FD: wanted.archive[0]} if wanted.archive is not None else {}
     *frozen, top = map(kept, disks.open_for_vmm(wanted.disk))
     beneath = {slots.LAYER_FD + index: layer for index, layer in enumerate(frozen)}
     return (
         network
         | beneath
+        | archive
         | {
             slots.QMP_FD: listening(layout.qmp_socket(name)),
             slots.CONSOLE_FD: listening(layout.console_socket(name)),

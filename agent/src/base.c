@@ -8,6 +8,10 @@
 #include <string.h>
 #include <time.h>
 
+#ifndef CONSOLE
+#define CONSOLE "/dev/console"
+#endif
+
 void free_pointer(void *pointer) {
     void **at = pointer;
     free(*at);
@@ -27,7 +31,7 @@ void say(const char *format, ...) {
     int used = vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
     if (used < 0) return;
-    AUTO_CLOSE int console = open("/dev/console", O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    AUTO_CLOSE int console = open(CONSOLE, O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     if (console >= 0) dprintf(console, "box-agent: %s\r\n", line);
 }
 

@@ -2,9 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/fs.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "archive.h"
@@ -26,7 +24,10 @@ bool volume_open(struct volume *volume, bool writing) {
         return false;
     }
     volume->fd = open(path, (writing ? O_WRONLY : O_RDONLY) | O_DIRECT | O_CLOEXEC);
-    return volume->fd >= 0 && ioctl(volume->fd, BLKGETSIZE64, &volume->size) == 0;
+    if (volume->fd < 0) return false;
+    off_t end = lseek(volume->fd, 0, SEEK_END); /* as far as a disk reaches */
+    volume->size = (uint64_t)end;
+    return end >= 0;
 }
 
 uint64_t volume_position(const struct volume *volume) {

@@ -32,17 +32,26 @@ ERRORS: dict[str, type[BoxError]] = {
 class _Connection(http.client.HTTPConnection):
     """HTTP over the controller's socket; the host name of http.client has no meaning here."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__("box", timeout=ANSWER_SECONDS)
+    def __init__(self, layout: Layout, seconds: float) -> None:
+        super().__init__("box", timeout=seconds)
         self._layout = layout
+        self._seconds = seconds
 
     def connect(self) -> None:
-        self.sock = connect(self._layout.socket, timeout=ANSWER_SECONDS)
+        self.sock = connect(self._layout.socket, timeout=self._seconds)
 
 
-def call(layout: Layout, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-    """The decoded answer. Raises the error the controller answered with, or NotUp."""
-    connection = _Connection(layout)
+def call(
+    layout: Layout,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    seconds: float = ANSWER_SECONDS,
+) -> dict[str, Any]:
+    """The decoded answer, waited for so long. Raises the error the controller answered with, or
+    NotUp.
+    """
+    connection = _Connection(layout, seconds)
     try:
         connection.request(method, path, body)
         answer = connection.getresponse()

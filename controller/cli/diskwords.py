@@ -10,6 +10,7 @@ from controller.cli.words import Verb
 
 
 def add(verb: Verb) -> None:
+    _transfer(verb)
     one = verb(
         "snapshot",
         "snapshots",
@@ -64,6 +65,22 @@ def _fork(verb: Verb) -> None:
     made.completer = words.known_names
     one.add_argument("--wait", action="store_true", help="until the fork is as declared")
     words.timeout(one)
+
+
+def _transfer(verb: Verb) -> None:
+    one = verb(
+        "data",
+        "transfer",
+        "move a directory into /data of a stopped sandbox, or all of /data into a directory",
+        "box data import agent ~/project     # as cp -a ~/project/. /data/ would",
+        "box data export agent ./agent-data  # a new directory, or an empty one",
+    )
+    one.usage = "box data import|export NAME DIR"
+    one.add_argument(
+        "action", metavar="import|export", choices=("import", "export"), help="into /data, or out"
+    )
+    words.name(one)
+    one.add_argument("folder", metavar="DIR", help="the directory on this host")
 
 
 def _label(parser: ArgumentParser, argument: str, help: str = "the snapshot") -> None:

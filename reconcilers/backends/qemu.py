@@ -16,6 +16,7 @@ OLDEST = (7, 2)
 # Under emulation QEMU would reserve 1 GiB for translated code whatever the guest's size; MiB.
 TB_SIZE_MIB = 128
 FIRST_LAYER_SET = 3  # of descriptors; 1 and 2 are the root image and the layer that is written
+ARCHIVE_SET = 127  # as its descriptor
 # For each overlay, enough for 8 GiB of it; QEMU's own 32 MiB would not fit the memory limit when
 # there are many. Bytes.
 L2_CACHE = 1 << 20
@@ -43,6 +44,7 @@ class Qemu:
         marker: str,
         host: HostFacts,
         layers: tuple[str, ...] = ("raw",),
+        archive: str = "",
     ) -> VmmCommand:
         argv = [str(host.binary), "-nodefaults", "-no-user-config", "-display", "none"]
         argv += ["-no-reboot", "-name", marker]
@@ -65,6 +67,11 @@ class Qemu:
         argv += _layer("root", backend.ROOT_FD, 1, "raw")
         argv += _device("root")
         argv += _data(layers)
+        if archive:
+            argv += _layer(
+                "transfer", backend.ARCHIVE_FD, ARCHIVE_SET, "raw", written=archive == "written"
+            )
+            argv += _device("transfer")
         if box.network is Network.bridge:
             argv += _network_card(marker)
         argv += _mounts(box)

@@ -71,6 +71,7 @@ class _Bare:
         marker: str,
         host: HostFacts,
         layers: tuple[str, ...] = ("raw",),
+        archive: str = "",
     ) -> VmmCommand:
         return VmmCommand((QEMU, *BARE, "-name", marker, *self._more))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +13,8 @@ import pytest_asyncio
 
 from agent.client import AgentClient
 from agent.process import GuestError
+from reconcilers.guestfiles import beneath
+from reconcilers.guestfiles.cursor import Cursor
 from reconcilers.guestfiles.notes import Notes
 from reconcilers.guestfiles.pack import pack
 from reconcilers.guestfiles.unpack import unpack
@@ -20,8 +23,9 @@ from tests.vm import bare
 from tests.vm.agent_vm import shell
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
-TRANSFER_MIB = 96
+TRANSFER_MIB = 64
 SECONDS = 120.0
+NAME = b"d" * 200
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +101,6 @@ seq 1 200000 > long; head -c 65536 long > exactly; head -c 65537 long > more; : 
 printf n > "$(printf 'a\nb')"; printf n > "$(printf '\377\376')"
 printf n > "$(printf '%255s' '' | tr ' ' n)"
 echo r > Readme; echo R > README
-long=$(printf '%200s' '' | tr ' ' d)
-i=0; while [ $i -lt 40 ]; do mkdir $long; cd $long; i=$((i+1)); done; echo deep > bottom
 """
 
 
@@ -140,8 +142,6 @@ async def test_what_a_guest_made_arrives_and_nothing_else(
 
 
 def digest_of(path: Path) -> str:
-    import hashlib
-
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -172,7 +172,7 @@ async def test_what_the_host_has_arrives(
         " stat -c %Y d/plain; ls -a; ls d/e; du -k big | cut -f1; stat -c %u:%g d d/plain",
     )
     assert said.splitlines() == [
-        "words", "mine", "../plain", "644 2 6", "750 3 4096", f"644 1 {40 << 30}", "755 1 1",
+        "words", "mine", "../plain", "644 2 6", "750 3 1024", f"644 1 {40 << 30}", "755 1 1",
         "1500000000", ".", "..", "big", "d", "long", "lost+found", "own", "su", "twin", "kept", "8",
         "0:0", "0:0",
     ]  # fmt: skip
@@ -223,6 +223,29 @@ async def test_an_archive_that_is_none_changes_nothing(
 async def test_more_than_the_disk_takes_is_refused(
     machine: bare.BareVm, guest: AgentClient
 ) -> None:
-    await shell(guest, "head -c 100000000 /dev/urandom > /data/too-much")
+    await shell(guest, "head -c 80000000 /dev/urandom > /data/too-much")
     with pytest.raises(GuestError, match="No space left"):
         await guest.export_data(SECONDS)
+
+
+async def test_a_tree_deeper_than_any_path_goes_in_and_comes_out(
+    machine: bare.BareVm, guest: AgentClient, tmp_path: Path
+) -> None:
+    """Nothing in the guest can remove it, so this is the last test of its machine."""
+    os.mkdir(tmp_path / "tree")
+    root = os.open(tmp_path / "tree", os.O_RDONLY)
+    at = Cursor(root)
+    for _ in range(100):
+        at.enter(NAME, beneath.make_folder(at.here, NAME))
+    os.close(beneath.make_file(at.here, b"bottom"))
+    at.close()
+    await imported(machine, guest, tmp_path / "tree")
+    notes = await exported(machine, guest, tmp_path / "back")
+    assert (notes.folders, notes.files) == (100, 1)
+    back = os.open(tmp_path / "back", os.O_RDONLY)
+    bottom = beneath.walk(back, [NAME] * 100)
+    assert beneath.names_in(bottom) == [b"bottom"]
+    os.close(bottom)
+    for each in (root, back):
+        beneath.remove_tree(each, NAME)
+        os.close(each)

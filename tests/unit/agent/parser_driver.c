@@ -1,5 +1,6 @@
 /* Drives the agent's pure parsers on the host, under sanitizers.
  *   parser_driver fuzz SECONDS SEED   random and mutated frames in random pieces; aborts on a broken promise
+ *   parser_driver records             prints every record of the archive on standard input
  *   parser_driver parse               prints every frame found on standard input */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include "accounts.h"
+#include "archive.h"
 #include "frame.h"
 #include "request.h"
 #include "sha256.h"
@@ -42,7 +44,7 @@ static void parse_bodies(const uint8_t *data, size_t length) {
     struct hello hello;
     struct order order;
     (void)hello_parse(body, length, &hello);
-    for (int kind = 0; kind < 12; kind++) {
+    for (int kind = 0; kind < 15; kind++) {
         if (!order_parse((enum request_kind)kind, body, length, &order)) continue;
         if (order.path != NULL) promise(strlen(order.path) < length, "a path inside the body");
         if (kind != REQUEST_EXEC) continue;
@@ -64,6 +66,37 @@ static void find_accounts(const uint8_t *data, size_t length) {
         promise(account.group_count <= GROUPS_MAX, "a bounded number of groups");
     }
     free(text);
+}
+
+static void parse_record(const uint8_t *data, size_t length) {
+    struct archive_record record;
+    size_t used = 0;
+    uint8_t *copy = copy_of(data, length);
+    enum archive_result result = archive_parse(copy, length, &record, &used);
+    promise(result != ARCHIVE_READY || used <= length, "a record inside what there is");
+    promise(result != ARCHIVE_NEED_MORE || used > length, "more is needed than there is");
+    if (result == ARCHIVE_READY) {
+        promise(record.name_size <= ARCHIVE_NAME_MAX && record.body_size <= ARCHIVE_BODY_MAX, "bounded lengths");
+        promise((const uint8_t *)record.name >= copy && record.body + record.body_size <= copy + length, "text inside");
+        promise(memchr(record.name, '/', record.name_size) == NULL, "a single name");
+        promise(record.size <= ARCHIVE_SIZE_MAX && record.length <= ARCHIVE_SIZE_MAX, "bounded sizes");
+    }
+    free(copy);
+}
+
+/* Mostly a record, with a few bytes changed and sometimes cut. */
+static void parse_records(void) {
+    static const char *const names[] = {"a", "..", ".", "", "a/b", "name", "..."};
+    uint8_t data[ARCHIVE_RECORD + 64] = {0};
+    const char *name = names[dice(sizeof names / sizeof *names)];
+    struct archive_record record = {.kind = (enum archive_kind)dice(10), .name_size = strlen(name)};
+    record.body_size = dice(40);
+    record.size = dice(1000);
+    archive_put(data, &record);
+    memcpy(data + ARCHIVE_RECORD, name, record.name_size);
+    for (size_t i = ARCHIVE_RECORD + record.name_size; i < sizeof data; i++) data[i] = (uint8_t)dice(256);
+    for (uint32_t changes = dice(3); changes > 0; changes--) data[dice(sizeof data)] = (uint8_t)dice(256);
+    parse_record(data, dice(4) == 0 ? dice(sizeof data) : sizeof data);
 }
 
 static size_t add_frame(uint8_t *at, uint8_t type, const uint8_t *payload, uint32_t length) {
@@ -97,6 +130,7 @@ static size_t random_input(uint8_t *input) {
         uint32_t length = random_payload(payload);
         parse_bodies(payload, length);
         find_accounts(payload, length);
+        parse_records();
         size += add_frame(input + size, (uint8_t)(1 + dice(9)), payload, length);
         if (dice(3) == 0) {
             uint32_t zeros = dice(100);
@@ -191,8 +225,33 @@ static int parse(void) {
     return 0;
 }
 
+static int records(void) {
+    static uint8_t all[1u << 22];
+    size_t have = 0, at = ARCHIVE_HEADER, used;
+    for (ssize_t size; (size = read(STDIN_FILENO, all + have, sizeof all - have)) > 0;) have += (size_t)size;
+    if (have < ARCHIVE_HEADER || !archive_begins(all)) return 1;
+    for (;;) {
+        struct archive_record record;
+        if (archive_parse(all + at, have - at, &record, &used) != ARCHIVE_READY) return 1;
+        printf("%d %o %llu %lld %u %u %u %u %llu ", (int)record.kind, record.mode, (unsigned long long)record.size,
+               (long long)record.seconds, record.nanoseconds, record.uid, record.gid, record.number,
+               (unsigned long long)record.length);
+        for (size_t i = 0; i < record.name_size + record.body_size; i++) printf("%02x", (uint8_t)record.name[i]);
+        uint8_t head[ARCHIVE_RECORD];
+        archive_put(head, &record);
+        puts(memcmp(head, all + at, sizeof head) == 0 ? " same" : " another");
+        if (record.kind == ARCHIVE_END) return 0;
+        at += used;
+        at += archive_padding(at, record.length);
+        if (record.kind == ARCHIVE_DATA) at += record.length;
+        at += archive_padding(at, 0);
+        if (at > have) return 1;
+    }
+}
+
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "parse") == 0) return parse();
+    if (argc == 2 && strcmp(argv[1], "records") == 0) return records();
     if (argc != 4 || strcmp(argv[1], "fuzz") != 0) return 2;
     state = strtoull(argv[3], NULL, 10) * 2654435769u + 88172645463325252u;
     return fuzz(strtod(argv[2], NULL));

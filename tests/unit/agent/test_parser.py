@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent import build, codec, messages
+from agent import archive, build, codec, messages
+from agent.archive import Kind, Record
 
 DRIVER = Path(__file__).with_name("parser_driver.c")
-PURE = ("frame.c", "request.c", "accounts.c", "sha256.c")
+PURE = ("frame.c", "request.c", "accounts.c", "sha256.c", "archive.c")
 SECONDS = float(os.environ.get("BOX_FUZZ_SECONDS", "5"))
 SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
@@ -114,3 +115,60 @@ def test_both_sides_have_the_same_numbers() -> None:
 def test_sha256_is_sha256(driver: Path, size: int) -> None:
     payload = os.urandom(size)
     assert parse(driver, codec.encode(4, 1, payload)) == [line(4, 1, payload)]
+
+
+def test_both_sides_have_the_same_archive(driver: Path) -> None:
+    """Every kind, with the largest and smallest numbers, as the host writes it and the agent reads
+    and writes it.
+    """
+    low, high = archive.SECONDS_MIN * archive.NANO, archive.SECONDS_MAX * archive.NANO + 5
+    body = archive.encode_attributes([(b"user.a", b"value")])
+    wanted = [
+        Record(Kind.FOLDER, b"d" * 255, 0o7777, 0, low, 2**32 - 1, 2**32 - 1, body=body),
+        Record(Kind.FILE, b"f", 0o640, 1 << 44, high, number=1),
+        Record(Kind.DATA, size=3, length=7),
+        Record(Kind.DATA, size=10, length=archive.LONG),
+        Record(Kind.SYMLINK, b"l", 0o777, body=b"x" * archive.TARGET_MAX),
+        Record(Kind.HARD, b"h", number=1),
+        Record(Kind.NOTE, b"n", number=archive.Reason.CHANGED),
+        Record(Kind.LEAVE),
+        Record(Kind.END, size=4, length=7 + archive.LONG, number=1),
+    ]
+    data = bytearray(archive.HEADER)
+    for record in wanted:
+        data += archive.encode(record, len(data)) + b"z" * (
+            record.length if record.kind == Kind.DATA else 0
+        )
+        data += bytes(-len(data) % archive.UNIT)
+    done = subprocess.run([driver, "records"], input=data, capture_output=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().splitlines() == [
+        f"{int(r.kind)} {r.mode:o} {r.size}"
+        f" {r.mtime_ns // archive.NANO} {r.mtime_ns % archive.NANO}"
+        f" {r.uid} {r.gid} {r.number} {r.length} {(r.name + r.body).hex()} same"
+        for r in wanted
+    ]
+
+
+def test_both_sides_have_the_same_numbers_for_archives() -> None:
+    header = (build.SOURCES / "archive.h").read_text()
+    in_c = {name: int(value) for name, value in re.findall(r"(\w+) = (\d+),", header)}
+    assert in_c == {
+        **{f"ARCHIVE_{each.name}": each.value for each in Kind},
+        **{f"REASON_{each.name}": each.value for each in archive.Reason},
+    }
+    defines = {
+        name: int(value) for name, value in re.findall(r"#define ARCHIVE_(\w+) (\d+)u", header)
+    }
+    assert defines == {
+        "HEADER": len(archive.HEADER),
+        "RECORD": archive.RECORD.size,
+        "UNIT": archive.UNIT,
+        "BLOCK": archive.BLOCK,
+        "LONG": archive.LONG,
+        "NAME_MAX": archive.NAME_MAX,
+        "TARGET_MAX": archive.TARGET_MAX,
+        "BODY_MAX": archive.BODY_MAX,
+        "DEPTH_MAX": archive.DEPTH_MAX,
+        "NUMBERS_MAX": archive.NUMBERS_MAX,
+    }

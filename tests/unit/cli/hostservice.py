@@ -167,6 +167,9 @@ class HostDisks:
     async def forget(self, name: str, label: str) -> None:
         self._note("forget", name, label)
 
+    async def transfer(self, name: str, action: str, transfer: str) -> None:
+        self._note("transfer", name, action, transfer)
+
 
 class HostService:
     """Sandboxes `agent` (up) and `down` (not up). Remembers what it was asked for."""

@@ -21,6 +21,7 @@ from tests.unit.cli.support import ARGV, box, environment, text
 
 VERBS = [
     "controller",
+    "data",
     "apply",
     "diff",
     "get",

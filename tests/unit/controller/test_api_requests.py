@@ -112,6 +112,28 @@ async def test_events_verify_and_prune(api: tuple[HostService, Path]) -> None:
     assert service.confirmed
 
 
+async def test_data_is_moved_by_an_action_and_a_transfer(api: tuple[HostService, Path]) -> None:
+    service, path = api
+    where = "/v1/sandboxes/down/data"
+    good = b'{"action": "export", "transfer": "0123456789abcdef"}'
+    status, body = await ask(path, "POST", where, good)
+    assert (status, body["result"]) == (200, "exported")
+    asked = [("transfer", "down", "export", "0123456789abcdef")]
+    assert service.disks.asked == asked
+    status, body = await ask(path, "POST", "/v1/sandboxes/agent/data", good)
+    assert (status, body["error"]["code"]) == (409, "running")
+    for wrong in (
+        b"", b"[]", b"{}", b'{"transfer": "x"}', b'{"action": "erase", "transfer": "x"}',
+        b'{"action": 1, "transfer": "x"}', b'{"action": "import", "transfer": 7}',
+        b'{"action": "import", "transfer": "x", "more": 1}',
+    ):  # fmt: skip
+        status, body = await ask(path, "POST", where, wrong)
+        assert (status, body["error"]["code"]) == (400, "bad_request"), wrong
+    assert (await ask(path, "GET", where))[0] == 405
+    assert (await ask(path, "POST", "/v1/sandboxes/nobody/data", good))[0] == 404
+    assert service.disks.asked == asked
+
+
 @pytest.mark.parametrize(
     ("method", "target", "status", "code"),
     [

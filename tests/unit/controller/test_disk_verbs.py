@@ -17,6 +17,7 @@ from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.records import Record
 from controller.store import Store
+from controller.transfers import Transfers
 from controller.workqueue import WorkQueue
 from reconcilers import disk as disks
 from reconcilers import launchrecord, procfs, snapshots
@@ -59,7 +60,8 @@ class Made:
             backends={},
         )
         use = DiskUse(host, self.inventory, self.queue.alone, self.woken.append)
-        self.verbs = DiskVerbs(layout, self.inventory, use)
+        transfers = Transfers(host, self.inventory, use)
+        self.verbs = DiskVerbs(layout, self.inventory, use, transfers)
         spec = Boxfile(name="web", state=State.stopped, data=Data(size_mib=16))
         record = Record(name="web", spec=spec, spec_digest=spec.digest(), has_disk=True)
         self.entry = self.inventory.entries["web"] = Entry(record)

@@ -1,0 +1,95 @@
+"""`box data import` and `box data export`: a directory of the caller's into /data, and back.
+
+What the guest wrote is written here, as the caller and with no more rights than the caller has; the
+controller only runs the machine that reads the guest's file system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from pathlib import Path
+
+from controller.cli import output
+from controller.cli.client import call
+from controller.cli.place import needed
+from reconcilers.guestfiles import transfers
+from reconcilers.guestfiles.notes import Notes
+from reconcilers.guestfiles.pack import pack
+from reconcilers.guestfiles.target import Target
+from reconcilers.guestfiles.unpack import unpack
+from reconcilers.layout import Layout
+from specs.errors import UsageError
+from specs.names import check_name
+
+# For the machine's whole work, which the controller bounds by itself.
+ANSWER_SECONDS = 7 * 24 * 3600.0
+
+
+def data(chosen: Namespace) -> int:
+    layout, name = needed(), check_name(chosen.name)
+    folder = Path(chosen.folder)
+    return {"export": _export, "import": _import}[chosen.action](layout, name, folder)
+
+
+def _export(layout: Layout, name: str, folder: Path) -> int:
+    target, notes = Target(folder), Notes()
+    with transfers.new(layout.transfers) as (transfer, archive):
+        _ask(layout, name, "export", transfer)
+        with target.building() as root:
+            unpack(root, archive, notes)
+    _tell(notes)
+    print(f"/data of {name} is in {output.safe(target.path, 4096)}: {_summary(notes)}")
+    return 0
+
+
+def _import(layout: Layout, name: str, folder: Path) -> int:
+    notes = Notes()
+    try:
+        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(
+            f"cannot be read: {error.strerror}", where=str(folder), fix="name a directory"
+        ) from error
+    try:
+        with transfers.new(layout.transfers) as (transfer, archive):
+            pack(root, archive, notes)
+            _ask(layout, name, "import", transfer)
+    finally:
+        os.close(root)
+    _tell(notes)
+    print(f"{output.safe(folder, 4096)} is in /data of {name}: {_summary(notes)}")
+    return 0
+
+
+def _ask(layout: Layout, name: str, action: str, transfer: str) -> None:
+    body = json.dumps({"action": action, "transfer": transfer}).encode()
+    call(layout, "POST", f"/v1/sandboxes/{name}/data", body, ANSWER_SECONDS)
+
+
+def _tell(notes: Notes) -> None:
+    for path, what in notes.paths:
+        output.note(f"{path}: {what}")
+    if notes.total > len(notes.paths):
+        output.note(f"and {notes.total - len(notes.paths)} more")
+
+
+def _summary(notes: Notes) -> str:
+    counted = [
+        _count(notes.files, "file"),
+        _count(notes.folders, "directory", "directories"),
+        _count(notes.links, "link"),
+    ]
+    size = notes.data
+    unit = "bytes"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 10 * 1024:
+            break
+        size, unit = size // 1024, larger
+    told = f"; {_count(notes.total, 'remark')} above" if notes.total else ""
+    return f"{', '.join(counted)}, {size} {unit}{told}"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,187 @@
+"""The throwaway machine that reads and writes a guest's file system, so that the host need not.
+
+It is a microVM in the jail of any other, of an instance of its own, with the sandbox's data disk
+and the archive's file, and lives for one transfer. Whatever a killed controller left of one is
+ended before anything else may use the disk: `sweep` at the start, and each transfer for its own
+sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+from dataclasses import replace
+from enum import StrEnum
+
+from agent.client import AgentClient
+from agent.process import GuestError
+from reconcilers import disk as disks
+from reconcilers import guest, launchrecord, microvm, procfs
+from reconcilers.confinement.cgroup import Cgroup, list_sandboxes
+from reconcilers.facts import MIB, Disk
+from reconcilers.host import Host
+from reconcilers.launchrecord import LaunchRecord
+from reconcilers.layout import Layout
+from specs.boxfile import Boxfile, Data, Isolation
+from specs.errors import BoxError, ChannelError, HostError
+from specs.names import HostNames, is_name
+
+RAM_MIB = 256
+SHUTDOWN_SECONDS = 20.0
+# A transfer that is slower than this is given up, so that its sandbox is not held for ever.
+LEAST_SECONDS, BYTES_A_SECOND = 900.0, 2 * MIB
+
+
+class Action(StrEnum):
+    """What is done with the disk."""
+
+    EXPORT = "export"
+    IMPORT = "import"
+
+
+def archive_bytes(disk: Disk) -> int:
+    """How long the archive of all that fits on a disk may become: its data, the records and the
+    padding of large files (at most 6 %).
+    """
+    return (disk.size + disk.size // 4 + 64 * MIB) // MIB * MIB
+
+
+async def run(host: Host, box: Boxfile, action: Action, archive: int) -> None:
+    """Export `box`'s disk to the file behind `archive`, or import what is in that. Nothing else may
+    use the disk meanwhile, which is the caller's to see to.
+
+    Raises ConfinementError, HostError, ChannelError, or GuestError in the guest's words. The
+    machine is gone when it returns or raises.
+    """
+    ours, names = _ours(host), _names(host, box.name)
+    await asyncio.to_thread(_remove, ours, names)
+    try:
+        await _run(ours, names, box, action, archive)
+    finally:
+        await asyncio.shield(asyncio.to_thread(_remove, ours, names))
+
+
+def sweep(host: Host) -> None:
+    """End what an earlier controller left of any transfer (blocking). Raises OSError, HostError."""
+    ours = _ours(host)
+    found = set(ours.claims())
+    with contextlib.suppress(BoxError):  # control groups that cannot be used hold nothing of ours
+        found.update(list_sandboxes(ours.layout.instance))
+    with contextlib.suppress(FileNotFoundError):
+        found.update(each.name for each in ours.layout.runtime.iterdir())
+    for name in filter(is_name, found):
+        _remove(ours, HostNames(ours.layout.instance, name))
+
+
+def _ours(host: Host) -> Host:
+    """The same host for an instance of our own, whose names no sandbox of a user can have."""
+    instance = hashlib.sha256(f"{host.layout.instance} transfers".encode()).hexdigest()[:12]
+    layout = Layout(home=host.layout.home, runtime=host.layout.runtime / ".t", instance=instance)
+    return replace(host, layout=layout, _policies={}, _claims={})
+
+
+def _names(host: Host, name: str) -> HostNames:
+    """Short, since a socket's path is."""
+    hashed = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return HostNames(_ours(host).layout.instance, hashed)
+
+
+async def _run(host: Host, names: HostNames, box: Boxfile, action: Action, archive: int) -> None:
+    disk = disks.observe(host.layout.disks(box.name))
+    if disk is None:
+        raise HostError(f"the disk of {box.name} is gone")
+    helper = Boxfile(
+        name=names.sandbox,
+        accel=box.accel,
+        backend=box.backend,
+        isolation=box.isolation,
+        cpus=1,
+        ram_mib=RAM_MIB,
+        data=Data(size_mib=box.data.size_mib),
+    )
+    boot = await asyncio.to_thread(host.boot)
+    choice = await host.choose_accel(helper, boot)
+    if choice.refused:
+        raise HostError(f"no machine can be started for the transfer: {choice.message}")
+    image = await asyncio.to_thread(host.images.build, helper.base)
+    strict = box.isolation is Isolation.strict
+    uid = await asyncio.to_thread(host.claim, names.sandbox) if strict else host.standard_uid()
+    most = max(disk.most_bytes, os.fstat(archive).st_size)
+    kvm = choice.accel == "kvm"
+    policy = host.confinement(helper, uid, kvm=kvm, disk_bytes=most)
+    await asyncio.to_thread(host.cgroup(names).create, policy.limits)
+    # Of its own: a VMM that only reads gets nothing that can be written.
+    access = os.O_RDWR if action is Action.EXPORT else os.O_RDONLY
+    given = os.open(f"/proc/self/fd/{archive}", access | os.O_CLOEXEC)
+    start = microvm.Start(
+        box=helper,
+        names=names,
+        key="transfer",
+        accel=choice.accel,
+        confinement=policy,
+        image=image,
+        disk=disk,
+        boot=boot,
+        backend=host.backend_for(helper),
+        host=host.facts,
+        archive=(given, action is Action.EXPORT),
+    )
+    try:
+        record, errors = await microvm.start(host.layout, start)
+    finally:
+        os.close(given)
+    try:
+        await _transfer(host.layout, names.sandbox, record, action, most)
+    finally:
+        os.close(errors)
+        await asyncio.shield(microvm.kill(record.pid, record.start_time))
+
+
+async def _transfer(
+    layout: Layout, name: str, record: LaunchRecord, action: Action, size: int
+) -> None:
+    client: AgentClient | None = None
+    try:
+        client, record = await guest.open_channel(layout, name, record)
+        guest.require_proof(record, client.hello)
+        guest.require_mounts(client.hello)
+        seconds = LEAST_SECONDS + size / BYTES_A_SECOND
+        try:
+            if action is Action.EXPORT:
+                await client.export_data(seconds)
+            else:
+                await client.import_data(seconds)
+        except GuestError:
+            await _settle(client)  # what it removed again, say
+            raise
+        await _settle(client)
+    finally:
+        if client is not None:
+            await client.close()
+
+
+async def _settle(client: AgentClient) -> None:
+    """Unmount /data in good order. What counts was synced before, so it matters little if not."""
+    with contextlib.suppress(ChannelError, GuestError):
+        await client.shutdown(SHUTDOWN_SECONDS, 0.0)
+
+
+def _remove(host: Host, names: HostNames) -> None:
+    """End and remove all that may be left of a transfer of this name (blocking)."""
+    layout, name = host.layout, names.sandbox
+    record = launchrecord.read(layout.launch_record(name))
+    group = Cgroup(names)
+    if group.exists():
+        group.kill()
+        group.remove()
+    if record is not None and procfs.alive(record.pid, record.start_time) is not None:
+        raise HostError(f"the machine of an earlier transfer (PID {record.pid}) does not end")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(layout.sandbox_runtime(name))
+    with contextlib.suppress(OSError):
+        layout.runtime.rmdir()  # unless another transfer is on its way
+    with contextlib.suppress(BoxError):
+        host.release(name)
