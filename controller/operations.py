@@ -120,7 +120,8 @@ class Operations:
         guest.require_proof(live.record, client.hello)
         box = entry.record.spec
         if box is not None:
-            ours = {k.encode(): v.encode() for k, v in box.env.items()}
+            variables = dict(each.split("=", 1) for each in live.record.image_env) | box.env
+            ours = {k.encode(): v.encode() for k, v in variables.items()}
             timeout = request.timeout_ms or box.timeout_seconds * 1000
             request = replace(request, env={**ours, **request.env}, timeout_ms=timeout)
         process = await client.exec(request)

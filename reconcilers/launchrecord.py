@@ -66,6 +66,7 @@ class LaunchRecord:
     argv: tuple[str, ...]
     data_bytes: int
     settings: str = ""  # of its Boxfile, as in launched.py
+    image_env: tuple[str, ...] = ()  # NAME=VALUE, for commands that are told nothing else
     pid: int = 0
     start_time: int = 0
     exe: tuple[int, int] = (0, 0)
@@ -114,6 +115,7 @@ def _parse(data: dict[str, Any]) -> LaunchRecord:
     data["argv"] = tuple(map(str, data["argv"]))
     device, inode = data["exe"]
     data["exe"] = (int(device), int(inode))
+    data["image_env"] = tuple(map(str, data.get("image_env", ())))
     data["at_launch"] = tuple(Reading(**reading) for reading in data["at_launch"])
     data["helpers"] = tuple(_helper(each) for each in data.get("helpers", ()))
     record = LaunchRecord(**data)

@@ -33,6 +33,7 @@ from reconcilers.confinement.start import Launched, LaunchRequest, launch
 from reconcilers.facts import Disk, Image
 from reconcilers.helpers import Serving, serve
 from reconcilers.images import store as images
+from reconcilers.images.about import environment_of
 from reconcilers.launched import settings_of
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout
@@ -180,6 +181,7 @@ def _unlaunched(wanted: Start, argv: tuple[str, ...]) -> LaunchRecord:
         argv=argv,
         data_bytes=wanted.disk.made,
         settings=settings_of(wanted.box),
+        image_env=environment_of(wanted.image),
     )
 
 

@@ -7,7 +7,6 @@ write. The digest names what went in, and the file's own hash is compared before
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -15,13 +14,11 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from reconcilers.facts import Image
-from reconcilers.images import builtin, sources
+from reconcilers.images import about, builtin, sources
 from reconcilers.images.guestneeds import CONTENTS, complete
-from reconcilers.images.manifest import Settings
 from reconcilers.images.refs import Refs
 from reconcilers.images.squash import write_squashfs
 from reconcilers.images.tree import BadImage
@@ -148,8 +145,8 @@ class Images:
                 notes = [*replaced]
                 if found.devices:
                     notes.append(f"{found.devices} devices are left out: a guest has its own")
-                about = _about(name, source.identity, found.settings, notes)
-                (scratch / "ready/about.json").write_text(about)
+                text = about.written(str(name), source.identity, found.settings, notes)
+                (scratch / "ready" / about.NAME).write_text(text)
                 image = self._place(scratch / "ready", digest)
             # Last: a name is known only together with its image.
             self._refs.put(str(name), source.identity)
@@ -208,11 +205,6 @@ def _squash_builtin(tree: Path, target: Path) -> None:
 def _digest(name: ImageName, identity: str) -> str:
     parts = (_RECIPE, type(name).__name__, identity)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _about(name: ImageName, identity: str, settings: Settings, notes: list[str]) -> str:
-    said = {"base": str(name), "identity": identity, "notes": notes, "image": asdict(settings)}
-    return json.dumps(said, indent=1) + "\n"
 
 
 def _sync(*paths: Path) -> None:

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300), needs_registry]
 
 HELLO = b"#!/bin/sh\necho hello from $(cat /app/name)\n"
 LARGE = 96 << 20
+TEXT = TINY + "env: {PLACE: here}\n"
 
 
 def layers() -> tuple[bytes, ...]:
@@ -45,7 +46,7 @@ def served() -> Iterator[Registry]:
     with tempfile.TemporaryDirectory(prefix="boxtest-") as tmp:
         Path(tmp).chmod(0o755)  # for the user of a test, who reads his settings there
         with registry(Path(tmp)) as made:
-            made.layout.image("app", *layers(), Env=["GREETING=ahoj"])
+            made.layout.image("app", *layers(), Env=["GREETING=ahoj", "PLACE=there"])
             made.push("app", "team/app:1")
             made.layout.image("large", *layers(), layer(("large", "-", os.urandom(LARGE))))
             made.push("large", "team/large:1")
@@ -68,12 +69,14 @@ def says_what_it_should(home: CaseHome, name: str) -> None:
     assert home.run(name, "sh", "-c", "test -e /dev/canary", check=False).returncode == 1
     kept = home.run(name, "sh", "-c", "echo kept > /data/file && cat /data/file").stdout
     assert kept == b"kept\n"
+    said = home.run(name, "sh", "-c", "echo $GREETING $PLACE").stdout
+    assert said == b"ahoj here\n", "the image's environment, and over it the Boxfile's"
     assert home.run(name, "cat", "/etc/hosts").stdout.startswith(b"127.0.0.1 localhost\n")
 
 
 def test_a_sandbox_starts_from_a_registrys_image(home: CaseHome, served: Registry) -> None:
     base = f"base: {served.host}/team/app:1\n"
-    home.put("elm", TINY + base)
+    home.put("elm", TEXT + base)
     home.ready("elm")
     says_what_it_should(home, "elm")
     assert home.condition("elm", "ImageReady")[0] == "True"
@@ -83,7 +86,7 @@ def test_a_sandbox_starts_from_a_registrys_image(home: CaseHome, served: Registr
     home.stop(signal.SIGKILL)
     home.env["HOME"] = "/nonexistent"
     home.start()
-    home.put("fir", TINY + base + "readonly: true\n")
+    home.put("fir", TEXT + base + "readonly: true\n")
     home.ready("fir")
     says_what_it_should(home, "fir")
     assert {path.name for path in (home.path / "images").iterdir()} == built
@@ -99,7 +102,7 @@ def test_an_ordinary_user_starts_from_a_registrys_image(served: Registry) -> Non
         for path in (own, *own.rglob("*")):
             os.chown(path, someone.uid, someone.gid)
         home.start()
-        home.put("ash", TINY + f"base: {served.host}/team/app:1\n")
+        home.put("ash", TEXT + f"base: {served.host}/team/app:1\n")
         home.ready("ash")
         says_what_it_should(home, "ash")
         [image] = (home.path / "images").glob("*/root.squashfs")
@@ -163,7 +166,7 @@ def test_a_running_vm_goes_on_while_another_image_cannot_be_had(
     assert "manifest unknown" in home.message("elm", "ImageReady")
     assert home.pid("elm") == pid
     assert home.run("elm", "echo", "well").stdout == b"well\n"
-    home.put("elm", TINY + f"base: {served.host}/team/app:1\n")
+    home.put("elm", TEXT + f"base: {served.host}/team/app:1\n")
     until(lambda: home.pid("elm") not in (0, pid), 90, f"it is replaced; {home.log()}")
     home.ready("elm")
     says_what_it_should(home, "elm")

@@ -210,6 +210,9 @@ def test_a_launch_record_survives_a_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "launch.json"
     launchrecord.write(path, RECORD)
     assert launchrecord.read(path) == RECORD
+    with_variables = replace(RECORD, image_env=("PATH=/opt/bin", "A=b=c"))
+    launchrecord.write(path, with_variables)
+    assert launchrecord.read(path) == with_variables
     assert path.stat().st_mode & 0o777 == 0o600
     launchrecord.write(path, replace(RECORD, guest_boot_id="x"))
     read = launchrecord.read(path)

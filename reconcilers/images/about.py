@@ -1,0 +1,55 @@
+"""`about.json` beside an image: where it is from, and what it says of the program it is for.
+
+Every text in it is the image's own, and whatever stands in the file is taken for that: it may only
+become variables of commands in the guest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from reconcilers.facts import Image
+from reconcilers.images.manifest import Settings
+from reconcilers.smallfile import read_small
+from specs.errors import HostError
+
+NAME = "about.json"
+VARIABLES_MAX = 1000  # as many as a Boxfile may have
+BYTES_MAX = 32 << 10  # together; they are part of a launch record
+
+
+def written(base: str, identity: str, settings: Settings, notes: Sequence[str]) -> str:
+    """The text of the file."""
+    said = {"base": base, "identity": identity, "notes": [*notes], "image": asdict(settings)}
+    return json.dumps(said, indent=1) + "\n"
+
+
+def environment_of(image: Image) -> tuple[str, ...]:
+    """The `NAME=VALUE` that commands in it have unless they are told otherwise; what cannot be one
+    is left out, and an image that says nothing has none.
+    """
+    try:
+        said = json.loads(read_small(image.path.parent / NAME))["image"]["env"]
+    except (OSError, HostError, ValueError, LookupError, TypeError, RecursionError):
+        return ()
+    found, size = list[str](), 0
+    for each in said if isinstance(said, list) else []:
+        if not isinstance(each, str) or not _is_variable(each):
+            continue
+        size += len(each.encode())
+        if size > BYTES_MAX or len(found) == VARIABLES_MAX:
+            break
+        found.append(each)
+    return tuple(found)
+
+
+def _is_variable(text: str) -> bool:
+    name, equals, value = text.partition("=")
+    plain = name.isascii() and name.isprintable() and " " not in name
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can write half of a character
+        return False
+    return bool(name and equals and plain and "\0" not in value)

@@ -1,0 +1,84 @@
+"""A builder that is killed at any moment: afterwards there is a whole image or none."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reconcilers.images.store import Images, open_verified
+from tests.registry import Registry, needs_registry, registry
+from tests.unit.images.layouts import layer
+
+pytestmark = [needs_registry, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[3]
+SIZE = 24 << 20
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Registry]:
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as folder, registry(Path(folder)) as made:
+        lower = layer(*[(f"f{number}", "-", b"x" * number) for number in range(2000)])
+        made.layout.image("image", lower, layer(("large", "-", os.urandom(SIZE))))
+        made.push("image", "team/image:1")
+        yield made
+
+
+def builder(folder: Path, name: str, home: Path) -> subprocess.Popen[bytes]:
+    program = (
+        "import sys; from pathlib import Path; from reconcilers.images.store import Images\n"
+        "images = Images(Path(sys.argv[1])); images.sweep(); images.build(sys.argv[2])"
+    )
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", program, str(folder), name]
+    return subprocess.Popen(argv, env=environment, cwd=ROOT)
+
+
+def working_in(folder: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.fsencode(folder) in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=pytest.mark.long)])
+def test_a_builder_killed_at_any_moment_leaves_all_or_nothing(
+    served: Registry, tmp_path: Path, rounds: int
+) -> None:
+    name, dice = f"{served.host}/team/image:1", random.Random(rounds)
+    began = time.monotonic()
+    assert builder(tmp_path / "whole", name, served.home).wait() == 0
+    takes = time.monotonic() - began
+    images = Images(tmp_path / "cut")
+    for _ in range(rounds):
+        child = builder(tmp_path / "cut", name, served.home)
+        time.sleep(dice.uniform(0, takes))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        limit = time.monotonic() + 30
+        while working_in(tmp_path / "cut") and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert working_in(tmp_path / "cut") == [], "what it had started died with it"
+        if (found := images.observe(name)) is not None:
+            os.close(open_verified(found))
+            for path in (tmp_path / "cut" / "refs.toml", found.path.parent):
+                subprocess.run(["rm", "-r", str(path)], check=True)
+    assert builder(tmp_path / "cut", name, served.home).wait() == 0
+    found = images.observe(name)
+    assert found is not None
+    os.close(open_verified(found))
+    names = {path.name for path in (tmp_path / "cut").iterdir()}
+    assert names == {found.digest, "refs.toml"}
