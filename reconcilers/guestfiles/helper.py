@@ -135,6 +135,10 @@ async def _run(host: Host, names: HostNames, box: Boxfile, action: Action, archi
         os.close(given)
     try:
         await _transfer(host.layout, names.sandbox, record, action, most)
+    except ChannelError as error:
+        raise ChannelError(
+            f"the helper machine of the {action.value} failed: {error.message}", fix="try again"
+        ) from error
     finally:
         os.close(errors)
         await asyncio.shield(microvm.kill(record.pid, record.start_time))
