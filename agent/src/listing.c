@@ -116,6 +116,13 @@ int tree_remove(int at, const char *name) {
 }
 
 void listing_allow_depth(void) {
-    struct rlimit files = {2u * ARCHIVE_DEPTH_MAX + 256u, 2u * ARCHIVE_DEPTH_MAX + 256u};
+    const rlim_t wanted = 2u * ARCHIVE_DEPTH_MAX + 256u;
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= wanted) return;
+    files.rlim_cur = wanted;
+    if (files.rlim_max >= wanted && setrlimit(RLIMIT_NOFILE, &files) == 0) return;
+    struct rlimit more = {wanted, wanted};
+    if (setrlimit(RLIMIT_NOFILE, &more) == 0) return;
+    files.rlim_cur = files.rlim_max; /* outside of a guest, where PID 1 may do anything */
     (void)setrlimit(RLIMIT_NOFILE, &files);
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -127,17 +128,29 @@ static bool move(int data) {
     return syncfs(data) == 0 && tree_remove(data, STAGED_READY) == 0;
 }
 
+/* Also while PID 1 starts, whose own limit is what every command will have. */
+static bool move_deep(int data) {
+    struct rlimit before;
+    bool known = getrlimit(RLIMIT_NOFILE, &before) == 0;
+    listing_allow_depth();
+    bool done = move(data);
+    int error = errno;
+    if (known) (void)setrlimit(RLIMIT_NOFILE, &before);
+    errno = error;
+    return done;
+}
+
 bool staged_apply(int data) {
     AUTO_CLOSE int new = folder_open(data, STAGED_NEW);
     if (new < 0 || syncfs(data) != 0) return false;
     if (renameat2(new, STAGED_TREE, data, STAGED_READY, RENAME_NOREPLACE) != 0 || syncfs(data) != 0) return false;
-    return move(data) && tree_remove(data, STAGED_NEW) == 0;
+    return move_deep(data) && tree_remove(data, STAGED_NEW) == 0;
 }
 
 void staged_recover(int data) {
     struct stat facts;
     bool is_folder = fstatat(data, STAGED_READY, &facts, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(facts.st_mode);
-    if (is_folder) (void)move(data);
+    if (is_folder) (void)move_deep(data);
     if (fstatat(data, STAGED_NEW, &facts, AT_SYMLINK_NOFOLLOW) == 0 && tree_remove(data, STAGED_NEW) != 0)
         say("%s cannot be removed: %s", STAGED_NEW, strerror(errno));
 }

@@ -179,15 +179,17 @@ def test_a_tree_deeper_than_any_path_goes_both_ways(guest: Guest, tmp_path: Path
     (tmp_path / "tree").mkdir()
     root, name = os.open(tmp_path / "tree", os.O_RDONLY), b"d" * 200
     at = Cursor(root)
-    for _ in range(300):
+    for _ in range(600):
         at.enter(name, beneath.make_folder(at.here, name))
     os.close(beneath.make_file(at.here, b"bottom"))
     at.close()
     guest.put(tmp_path / "tree")
-    for _ in range(2):  # the second is merged into the first, all the way down
-        guest.run("import")
+    guest.run("import")
+    guest.run("cut", "0", status=9)  # it is merged into the first, all the way down
+    guest.run("recover")
+    assert [name for name in os.listdir(guest.data) if name.startswith(".")] == []
     target, notes = guest.exported()
-    assert (notes.folders, notes.files) == (300, 1)
+    assert (notes.folders, notes.files) == (600, 1)
     for tree in (guest.data, target, tmp_path / "tree"):
         top = os.open(tree, os.O_RDONLY)
         assert beneath.names_in(top) == [name]

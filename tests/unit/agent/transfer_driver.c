@@ -51,7 +51,6 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "recover") == 0) {
         int data = folder_open(AT_FDCWD, DATA);
         if (data < 0) return 1;
-        listing_allow_depth();
         staged_recover(data);
         return 0;
     }
