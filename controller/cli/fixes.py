@@ -27,6 +27,8 @@ def fix_for(layout: Layout, name: str, wrong: Condition, failure: Failure | None
         case "RefusedByPolicy":
             return f"stay below the limits of {layout.policy}, or change them there"
         case "MountRefused":
+            if "use mode: ro" in wrong.message:
+                return ""
             return "share another directory, or put the missing one back; docs/mounts.md has rules"
         case "KvmNotUsable":
             return (

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from controller.cli.fixes import fix_for
 from controller.socketfile import bind
 from controller.store import Record, Store
 from reconcilers import disk
@@ -371,3 +372,17 @@ def test_get_gives_a_disk_that_is_not_as_declared_as_the_reason(layout: Layout) 
 def test_wait_for_what_does_not_exist_is_a_mistake(layout: Layout, condition: str) -> None:
     settle(layout)
     assert wait(layout, "fern", "--for", condition)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("mounts[0].host /srv: it does not exist", "share another directory"),
+        ("mounts[0].host /srv: its file system is mounted read-only: use mode: ro", ""),
+    ],
+)
+def test_a_refused_mount_has_one_fix_and_not_another_beside_it(
+    layout: Layout, message: str, says: str
+) -> None:
+    fix = fix_for(layout, "fern", condition("Ready", "False", "MountRefused", message))
+    assert fix.startswith(says) and bool(fix) == bool(says)
