@@ -89,25 +89,41 @@ gone_mounts() { ! grep -qF -e "$BOX_HOME" -e "$INSTANCE" /proc/self/mounts; }
 
 gone_cgroups() { for path in $CGROUPS; do [ ! -d "$path" ] || return 1; done; }
 
-clean_up() {
+instance_groups() { # where the demo's control groups are, if there are any
+    instance=$(cat "$BOX_HOME/instance" 2>/dev/null) || return 0
+    for tree in /sys/fs/cgroup /sys/fs/cgroup/* "/sys/fs/cgroup/box-users/$(id -u)" \
+        /sys/fs/cgroup/*/"box-users/$(id -u)"; do
+        [ ! -d "$tree/box/$instance" ] || printf '%s\n' "$tree/box/$instance"
+    done
+}
+
+machine_is_there() { for path in $(instance_groups); do [ ! -d "$path/hello" ] || return 0; done; return 1; }
+
+removed_groups() {
+    for path in $(instance_groups); do
+        rmdir "$path/hello" 2>/dev/null || true
+        rmdir "$path" "${path%/*}" 2>/dev/null || true
+    done
+    [ -z "$(instance_groups)" ]
+}
+
+clean_up() { # also of a machine that was only about to start when something failed
     trap - EXIT INT TERM
     rm -f "$BOX_HOME"/boxes/*.box.yaml
     if [ -n "$CONTROLLER" ] && alive "$CONTROLLER"; then
-        [ -z "$VMM" ] || until_true 20 dead "$VMM" || true
+        box wait hello --for deleted --timeout 30 >/dev/null 2>&1 || true
         kill "$CONTROLLER" 2>/dev/null || true
         until_true 10 dead "$CONTROLLER" || kill -9 "$CONTROLLER" 2>/dev/null || true
         wait "$CONTROLLER" 2>/dev/null || true
     fi
-    # Only after a failure above can the machine still be there.
-    [ -z "$VMM" ] || ! alive "$VMM" || kill -9 "$VMM" 2>/dev/null || true
+    # Ctrl-C ends the controller too, before it could.
+    ! machine_is_there || timeout 30 box controller --once >>"$LOG" 2>&1 || true
+    for path in $(instance_groups); do
+        [ ! -d "$path/hello" ] || xargs -r kill -9 <"$path/hello/cgroup.procs" 2>/dev/null || true
+    done
+    until_true 10 removed_groups || true
     instance=$(cat "$BOX_HOME/instance" 2>/dev/null || true)
-    if [ -n "$instance" ]; then
-        for tree in /sys/fs/cgroup /sys/fs/cgroup/* "/sys/fs/cgroup/box-users/$(id -u)" \
-            /sys/fs/cgroup/*/"box-users/$(id -u)"; do
-            rmdir "$tree/box/$instance/hello" "$tree/box/$instance" "$tree/box" 2>/dev/null || true
-        done
-        rm -rf "${RUNTIME:?}/$instance"
-    fi
+    [ -z "$instance" ] || rm -rf "${RUNTIME:?}/$instance"
     rm -rf "$BOX_HOME"
 }
 trap clean_up EXIT

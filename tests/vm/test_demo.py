@@ -65,9 +65,10 @@ def test_the_demo_tells_its_story_and_leaves_nothing() -> None:
     assert demo.left_behind() == []
 
 
-def test_an_interrupted_demo_cleans_up() -> None:
+@pytest.mark.parametrize("at", ["$ box wait", "$ box exec"])
+def test_an_interrupted_demo_cleans_up(at: str) -> None:
     demo = Demo()
-    demo.read_until("$ box exec")
+    demo.read_until(at)
     assert demo.left_behind() != []
     demo.process.send_signal(signal.SIGINT)
     assert demo.end() == 130
