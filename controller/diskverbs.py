@@ -17,7 +17,7 @@ from reconcilers import snapshots
 from reconcilers.guestfiles.helper import Action
 from reconcilers.layout import Layout
 from reconcilers.snapshots import Listed
-from specs.errors import HostError
+from specs.errors import CommandError, HostError
 
 T = TypeVar("T")
 
@@ -92,6 +92,11 @@ class DiskVerbs:
         except asyncio.CancelledError:
             await asyncio.wait({acting})
             raise
+        except CommandError as error:  # mke2fs, which says why on its last line
+            why = error.last_lines.strip().rpartition("\n")[2] or error.message
+            raise HostError(
+                f"nothing was done: {error.argv[0]}: {why}", fix=f"df -h {folder.parent}"
+            ) from error
         except OSError as error:
             raise HostError(
                 f"nothing was done: {error.strerror or error}",

@@ -138,14 +138,19 @@ def test_an_ordinary_user_has_snapshots_too() -> None:
         assert owners == {someone.uid}
 
 
+def with_disk_alone(home: Home) -> None:
+    """A stopped sandbox that never had a VM, with a disk."""
+    put(home, "stopped")
+    until(lambda: home.report("oak"), 60, "oak is known")
+    disks.create(home.path / "disks" / "oak", DISK_MIB)
+
+
 def test_a_controller_killed_in_the_middle_leaves_the_old_disk_or_the_new_one(home: Home) -> None:
     """Without a VM: what a guest would write is written here, so that many rounds take no time."""
     seed = int(os.environ.get("BOX_TEST_SEED", "20261130"))
     chance = random.Random(seed)
-    put(home, "stopped")
-    until(lambda: home.report("oak"), 60, "oak is known")
+    with_disk_alone(home)
     folder = home.path / "disks" / "oak"
-    disks.create(folder, DISK_MIB)
     home.box("snapshot", "oak", "first")
     frozen: dict[str, bytes] = {}
     for number in range(KILLS):
@@ -294,11 +299,11 @@ def small_home() -> Iterator[Home]:
 
 def test_a_full_disk_leaves_no_partial_snapshot(small_home: Home) -> None:
     home = small_home
-    start(home)
-    wrote(home, "one")
-    stop(home)
+    with_disk_alone(home)
     home.box("snapshot", "oak", "first")
     before = chain_of(home)
+    with open(home.path / "disks" / "oak" / before.top.file, "ab") as top:
+        top.write(b"what a guest wrote")
     ballast = home.path / "ballast"
     with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
         while True:
@@ -306,12 +311,11 @@ def test_a_full_disk_leaves_no_partial_snapshot(small_home: Home) -> None:
     for verb in (["snapshot", "oak", "second"], ["restore", "oak", "first"], ["reset", "oak"]):
         failed = home.box(*verb, check=False)
         assert failed.returncode == 1
-        assert b"nothing was done: No space left on device" in failed.stderr, failed
+        assert b"nothing was done: " in failed.stderr, failed
+        assert b"No space left on device" in failed.stderr, failed
         assert b"fix: df -h" in failed.stderr
         assert listed(home) == ["first"]
         assert chain_of(home) == before
-    ballast.unlink()
-    start(home)
-    assert text_of(home) == "one"
     home.box("delete", "oak", "--wait")
     home.nothing_left("oak")
+    ballast.unlink()

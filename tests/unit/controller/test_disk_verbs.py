@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.diskuse import DiskUse
+from controller.diskuse import DiskUse, forks_waiting_for
 from controller.diskverbs import DiskVerbs
 from controller.entry import Entry
 from controller.inventory import Inventory
@@ -20,7 +20,8 @@ from controller.store import Store
 from controller.transfers import Transfers
 from controller.workqueue import WorkQueue
 from reconcilers import disk as disks
-from reconcilers import launchrecord, procfs, snapshots
+from reconcilers import launchrecord, procfs, snapshots, steps
+from reconcilers.act import Actor
 from reconcilers.backend import HostFacts
 from reconcilers.boot import BootFiles
 from reconcilers.confinement.identity import IdentityRegistry
@@ -28,6 +29,7 @@ from reconcilers.host import Host
 from reconcilers.images.store import Images
 from reconcilers.layout import Layout
 from reconcilers.live import Live
+from reconcilers.mounts import Rules
 from specs.boxfile import Boxfile, Data, State
 from specs.config import Config
 from specs.errors import BoxError, HostError, NoSandbox, RefusedByPolicy, StillRunning, UsageError
@@ -59,7 +61,8 @@ class Made:
             ),
             backends={},
         )
-        use = DiskUse(host, self.inventory, self.queue.alone, self.woken.append)
+        self.host = host
+        use = self.use = DiskUse(host, self.inventory, self.queue.alone, self.woken.append)
         transfers = Transfers(host, self.inventory, use)
         self.verbs = DiskVerbs(layout, self.inventory, use, transfers)
         spec = Boxfile(name="web", state=State.stopped, data=Data(size_mib=16))
@@ -195,3 +198,52 @@ async def test_what_cannot_be_done_says_why(made: Made, tmp_path: Path) -> None:
     made.entry.removing = True
     with pytest.raises(BoxError):
         await made.verbs.snapshot("web", "first")
+
+
+def actor_of(made: Made, name: str) -> Actor:
+    """As a pass over `name` makes it."""
+    return Actor(
+        made.host,
+        name,
+        Boxfile(name=name, fork_of="web", data=Data(size_mib=16)),
+        None,
+        None,
+        lambda name, pid: None,
+        lambda name: None,
+        lambda: Rules(()),
+        made.use.held,
+    )
+
+
+def fork_from(parent: str, size_mib: int = 16) -> steps.ForkDisk:
+    return steps.ForkDisk("data", f"that of {parent}", "absent", parent=parent, size_mib=size_mib)
+
+
+async def test_a_pass_branches_a_fork_while_it_holds_the_parent(made: Made) -> None:
+    await actor_of(made, "try").act(fork_from("web"))
+    disk = disks.observe(made.layout.disks("try"))
+    assert disk is not None
+    assert (disk.formats, disk.private) == (("raw", "qcow2"), True)
+    assert made.woken == ["web"]
+    made.queue.add("web")
+    assert await made.queue.get() == "web", "the parent is held for ever"
+
+
+async def test_what_cannot_be_branched_is_tried_again_later(made: Made) -> None:
+    made.entry.live = Live(RECORD)
+    with pytest.raises(StillRunning):
+        await actor_of(made, "try").act(fork_from("web"))
+    made.entry.live = None
+    for parent, size, said in (
+        ("moss", 16, "fork_of: there is no sandbox moss"),
+        ("try", 16, "names itself"),
+        ("web", 8, "the disk of web that it is a fork of has 16 MiB"),
+    ):
+        with pytest.raises(HostError, match=said) as caught:
+            await actor_of(made, "try").act(fork_from(parent, size))
+        assert caught.value.retry
+    assert not made.layout.disks("try").exists()
+    assert forks_waiting_for("web", made.inventory) == []
+    waiting = Entry(Record(name="try", spec=Boxfile(name="try", fork_of="web")), attempts=1)
+    made.inventory.entries["try"] = waiting
+    assert forks_waiting_for("web", made.inventory) == ["try"]
