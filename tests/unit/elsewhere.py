@@ -18,7 +18,7 @@ def own_mounts() -> list[str]:
 def unknown_user(uid: int) -> list[str]:
     """The start of a command line run as `uid`, who may yet read this clone."""
     if os.geteuid() != 0:
-        return ["unshare", "--user", f"--map-user={uid}"]
+        return ["unshare", "--user", f"--map-user={uid}", f"--map-group={uid}"]
     rights = "+dac_override,+dac_read_search"
-    who = ["setpriv", f"--reuid={uid}", "--clear-groups"]
+    who = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     return [*who, f"--inh-caps={rights}", f"--ambient-caps={rights}"]

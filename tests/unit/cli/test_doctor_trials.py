@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 # In mounts of its own, which nobody else sees.
 HIDDEN = ["unshare", "--mount", "--propagation", "private", "sh", "-ec"]
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that everybody may enter, as pytest's are not."""
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
 
 
 def doctor(home: Path, prefix: Sequence[str] = ()) -> tuple[int, dict[str, dict[str, str]]]:
@@ -106,13 +115,11 @@ nft=$(command -v nft); mount --bind "$BOX_HOME/stand-in" $nft"""
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("user", [False, True], ids=["root", "user"])
-def test_kernel_that_counts_no_connections_is_named(tmp_path: Path, user: bool) -> None:
-    other = os.getpid() + 100_000
-    mapped = ["unshare", "--user", f"--map-user={other}", f"--map-group={other}"]
-    become = mapped if user else []
-    good = doctor(tmp_path / "good", become)[1]["nftables"]
+def test_kernel_that_counts_no_connections_is_named(open_path: Path, user: bool) -> None:
+    become = unknown_user(os.getpid() + 100_000) if user else []
+    good = doctor(open_path / "good", become)[1]["nftables"]
     assert good["state"] == "ok" and "counts connections" in good["found"], good
-    bad = doctor(tmp_path / "home", [*without(NO_COUNTING), *become])[1]["nftables"]
+    bad = doctor(open_path / "home", [*without(NO_COUNTING), *become])[1]["nftables"]
     assert bad["state"] == "warn" and "CONFIG_NFT_CONNLIMIT" in bad["fix"], bad
     assert "No such file or directory" in bad["found"], bad
 
