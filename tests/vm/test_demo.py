@@ -44,7 +44,8 @@ class Demo:
     def left_behind(self) -> list[str]:
         """Whatever on the host still bears the demo's name."""
         found = [str(self.home)] if self.home.exists() else []
-        found += [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/box/{self.instance}")]
+        # groups of others come and go meanwhile, which os.walk takes as it is
+        found += [top for top, _, _ in os.walk("/sys/fs/cgroup") if top.endswith(self.instance)]
         found += [str(p) for p in Path("/run/box").glob(self.instance)]
         names = (self.instance.encode(), os.fsencode(self.home))
         for process in Path("/proc").glob("[0-9]*"):
