@@ -158,6 +158,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(home: Home) -> None:
     assert full.returncode == 1 and b"No space left" in full.stderr
     is_clean(home)
     # A sandbox that was never started gets its disk from what is imported.
+    (folder / "small/large").unlink()
     home.box("data", "import", "ash", str(folder))
     home.box("data", "export", "ash", str(folder / "back"))
     assert (folder / "back/file").read_text() == "x"
