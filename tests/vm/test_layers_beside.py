@@ -128,7 +128,7 @@ OWN = {
         MOUNTS: Lacking("namespaces.{}mnt", SHARE_IN_PLACE),
         "bounding set": SHARED_BY_ALL["bounding set"],
         "user": SHARED_BY_ALL["user"],
-        "root": Lacking("root.{}directory", NO_CHROOT),
+        "root": Lacking("root.{}mounts in its view", NO_CHROOT),
         "no_new_privs": Lacking("no_new_privs.{}NoNewPrivs", SHARE_PRIVILEGED),
         "seccomp": Lacking("seccomp.{}", "jailrights.load_seccomp = nothing"),
     },
