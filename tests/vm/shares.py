@@ -74,11 +74,11 @@ def made(folder: Path) -> Iterator[Shares]:
 
 
 def helper_processes(home: Home) -> set[int]:
-    """Every virtiofsd in the groups of this home."""
+    """Every virtiofsd in the groups of this home, which come and go meanwhile."""
     found = set()
-    for group in home.cgroups():
-        for procs in group.rglob("cgroup.procs"):
-            for pid in map(int, procs.read_text().split()):
+    for folder in (each for group in home.cgroups() for each, _, _ in os.walk(group)):
+        with contextlib.suppress(OSError):
+            for pid in map(int, Path(folder, "cgroup.procs").read_text().split()):
                 with contextlib.suppress(OSError):
                     if "virtiofsd" in os.readlink(f"/proc/{pid}/exe"):
                         found.add(pid)
