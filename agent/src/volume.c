@@ -126,15 +126,18 @@ const uint8_t *volume_peek(struct volume *volume, size_t length) {
     return NULL;
 }
 
+/* How many of the next `length` bytes are in the buffer, read where none is; 0 with errno where there are no more. */
+static size_t at_hand(struct volume *volume, uint64_t length) {
+    if (volume->at == volume->end && !fill(volume)) return 0;
+    size_t part = volume->end - volume->at;
+    if (part == 0) errno = ENODATA;
+    return part > length ? (size_t)length : part;
+}
+
 bool volume_skip(struct volume *volume, uint64_t length) {
     while (length > 0) {
-        if (volume->at == volume->end && !fill(volume)) return false;
-        size_t part = volume->end - volume->at;
-        if (part == 0) {
-            errno = ENODATA;
-            return false;
-        }
-        if (part > length) part = (size_t)length;
+        size_t part = at_hand(volume, length);
+        if (part == 0) return false;
         volume->at += part;
         length -= part;
     }
@@ -170,13 +173,8 @@ static bool write_direct(int file, const uint8_t *data, size_t length, uint64_t 
 
 bool volume_copy_to(struct volume *volume, int file, uint64_t offset, uint64_t length) {
     while (length > 0) {
-        if (volume->at == volume->end && !fill(volume)) return false;
-        size_t part = volume->end - volume->at;
-        if (part == 0) {
-            errno = ENODATA;
-            return false;
-        }
-        if (part > length) part = (size_t)length;
+        size_t part = at_hand(volume, length);
+        if (part == 0) return false;
         if (!write_direct(file, buffer + volume->at, part, offset)) return false;
         volume->at += part;
         offset += part;

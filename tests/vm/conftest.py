@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,3 +36,18 @@ def shared_home() -> Iterator[Home]:
 def home() -> Iterator[Home]:
     """A controller of this test alone."""
     yield from _home()
+
+
+@pytest.fixture
+def small_home() -> Iterator[Home]:
+    """A home on a file system of 24 MiB, less than a sandbox's disk may take."""
+    with tempfile.TemporaryDirectory(prefix="boxtest-") as tmp:
+        path = Path(tmp) / "home"
+        path.mkdir(mode=0o700)
+        options = "size=24m,mode=0700"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "boxtest", path], check=True)
+        try:
+            with contextlib.ExitStack() as stack:
+                yield stack.enter_context(home_with_controller(Path(tmp)))
+        finally:
+            subprocess.run(["umount", "--lazy", path], check=True)

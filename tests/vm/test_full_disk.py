@@ -6,33 +6,15 @@ import asyncio
 import contextlib
 import signal
 import subprocess
-import tempfile
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from reconcilers.qmp import pause_reason
 from specs.errors import ChannelError
-from tests.vm.harness import Home, home_with_controller, until
+from tests.vm.harness import Home, until
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def small_home() -> Iterator[Home]:
-    """A home on a file system of 24 MiB, less than its sandbox's disk may take."""
-    with tempfile.TemporaryDirectory(prefix="boxtest-") as tmp:
-        path = Path(tmp) / "home"
-        path.mkdir(mode=0o700)
-        options = "size=24m,mode=0700"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "boxtest", path], check=True)
-        try:
-            with contextlib.ExitStack() as stack:
-                yield stack.enter_context(home_with_controller(Path(tmp)))
-        finally:
-            subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def test_a_vm_whose_disk_cannot_grow_waits_and_runs_on(small_home: Home) -> None:

@@ -10,7 +10,6 @@ import random
 import signal
 import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 from reconcilers import disk as disks
 from reconcilers import layers
 from reconcilers.chain import Chain
-from tests.vm.harness import BOX, PATIENCE, READY, ROOT, TINY, Home, home_with_controller, until
+from tests.vm.harness import BOX, PATIENCE, READY, ROOT, TINY, Home, until
 from tests.vm.people import person, persons_home
 
 ALL = os.environ.get("BOX_TEST_ALL") == "1"
@@ -280,21 +279,6 @@ def _kinds(home: Home) -> set[str]:
 
 
 # -- a full disk
-
-
-@pytest.fixture
-def small_home() -> Iterator[Home]:
-    """A home on a file system of 24 MiB."""
-    with tempfile.TemporaryDirectory(prefix="boxtest-") as tmp:
-        path = Path(tmp) / "home"
-        path.mkdir(mode=0o700)
-        options = "size=24m,mode=0700"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "boxtest", path], check=True)
-        try:
-            with contextlib.ExitStack() as stack:
-                yield stack.enter_context(home_with_controller(Path(tmp)))
-        finally:
-            subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def test_a_full_disk_leaves_no_partial_snapshot(small_home: Home) -> None:
