@@ -22,17 +22,12 @@ from controller.workqueue import WorkQueue
 from reconcilers import disk as disks
 from reconcilers import launchrecord, procfs, snapshots, steps
 from reconcilers.act import Actor
-from reconcilers.backend import HostFacts
-from reconcilers.boot import BootFiles
-from reconcilers.confinement.identity import IdentityRegistry
-from reconcilers.host import Host
-from reconcilers.images.store import Images
 from reconcilers.layout import Layout
 from reconcilers.live import Live
 from reconcilers.mounts import Rules
 from specs.boxfile import Boxfile, Data, State
-from specs.config import Config
 from specs.errors import BoxError, HostError, NoSandbox, RefusedByPolicy, StillRunning, UsageError
+from tests.unit.reconcilers.hosts import host_of
 from tests.unit.reconcilers.test_files import RECORD
 
 PATH = f"{os.environ['PATH']}:/usr/sbin"  # which is not in an ordinary user's
@@ -50,17 +45,7 @@ class Made:
         self.queue = WorkQueue()
         self.woken: list[str] = []
         self.folder = layout.disks("web")
-        host = Host(
-            layout=layout,
-            config=Config(),
-            facts=HostFacts(None, None, None),
-            images=Images(layout.images),
-            boot_files=BootFiles(layout.kernels),
-            identities=IdentityRegistry(
-                lock=layout.home / "ids.lock", registry=layout.home / "ids.toml"
-            ),
-            backends={},
-        )
+        host = host_of(layout)
         self.host = host
         use = self.use = DiskUse(host, self.inventory, self.queue.alone, self.woken.append)
         transfers = Transfers(host, self.inventory, use)

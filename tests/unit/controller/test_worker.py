@@ -17,33 +17,19 @@ from controller.store import Store
 from controller.worker import Worker
 from reconcilers import disk as disks
 from reconcilers.act import Actor
-from reconcilers.backend import HostFacts
-from reconcilers.boot import BootFiles
-from reconcilers.confinement.identity import IdentityRegistry
 from reconcilers.host import Host
-from reconcilers.images.store import Images
 from reconcilers.layout import Layout
 from reconcilers.steps import MendReadings, Step
 from specs.boxfile import Boxfile, Data, OnDelete, State
 from specs.ceiling import Ceiling
-from specs.config import Config
 from specs.errors import BoxError, HostError
 from specs.reading import Reading
+from tests.unit.reconcilers.hosts import host_of
 
 
 @pytest.fixture
 def host(layout: Layout) -> Host:
-    return Host(
-        layout=layout,
-        config=Config(),
-        facts=HostFacts(None, None, None),
-        images=Images(layout.images),
-        boot_files=BootFiles(layout.kernels),
-        identities=IdentityRegistry(
-            lock=layout.home / "ids.lock", registry=layout.home / "ids.toml"
-        ),
-        backends={},
-    )
+    return host_of(layout)
 
 
 @pytest.fixture

@@ -17,12 +17,17 @@ WEB = HostNames("0123456789ab", "web")
 
 
 def host_in(folder: Path) -> Host:
+    return host_of(Layout(folder, folder / "run", WEB.instance))
+
+
+def host_of(layout: Layout) -> Host:
+    """With its registry of identities in the home as well."""
     return Host(
-        layout=Layout(folder, folder / "run", WEB.instance),
+        layout=layout,
         config=Config(),
         facts=HostFacts(None, None, None),
-        images=Images(folder / "images"),
-        boot_files=BootFiles(folder / "kernels"),
-        identities=IdentityRegistry(lock=folder / "lock", registry=folder / "ids.toml"),
+        images=Images(layout.images),
+        boot_files=BootFiles(layout.kernels),
+        identities=IdentityRegistry(lock=layout.home / "lock", registry=layout.home / "ids.toml"),
         backends={},
     )
