@@ -21,7 +21,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.filetimes import FileTimes
+# A failed assert in a helper of the tests shows its values, too, as one in a test does.
+pytest.register_assert_rewrite(*(f"tests.{room}" for room in ("escape", "kvm", "setup", "vm")))
+
+from tests.failures import Failures  # noqa: E402
+from tests.filetimes import FileTimes  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(os.environ.get("BOX_TEST_RESULTS", ROOT / ".cache" / "test-results"))
@@ -128,6 +132,7 @@ def required() -> frozenset[str]:
 def pytest_configure(config: pytest.Config) -> None:
     required()
     config.pluginmanager.register(FileTimes())
+    config.pluginmanager.register(Failures(RESULTS))
 
 
 def is_put_off(item: pytest.Item) -> bool:

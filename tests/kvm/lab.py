@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.conftest import GUEST_KERNEL
 from tests.escape.threat_model import differences
+from tests.failures import brief, words_of
 from tests.kvm.image import LabImage, lab_image, missing
 from tests.kvm.job import PATIENCE, SITE, Job
 from tests.lint.tree import ROOMS, ROOT, project_files
@@ -44,9 +45,9 @@ class Outcome:
     seconds: float = 0.0
 
     def failures(self) -> list[str]:
-        """Each check that did not pass, with the end of what it said."""
+        """Each check that did not pass, with its reading and why; the console has all it said."""
         return [
-            f"{result['test']}: {result['outcome']}\n{str(result['text'])[-3000:]}"
+            "\n".join([f"{result['test']}: failed", *words_of(str(result["text"])[-3000:])])
             for result in self.results
             if result["outcome"] == "failed"
         ]
@@ -183,7 +184,7 @@ def of_the_suite(report: dict[str, Any]) -> Iterator[dict[str, object]]:
             "test": f"escape-test.sh {found['id']}",
             "outcome": word,
             "seconds": round(found["seconds"], 1),
-            "text": "" if word == "passed" else found["reading"],
+            "text": text_of(found, word),
         }
     lies = differences(report)
     yield {
@@ -192,6 +193,13 @@ def of_the_suite(report: dict[str, Any]) -> Iterator[dict[str, object]]:
         "seconds": 0.0,
         "text": "\n".join(lies),
     }
+
+
+def text_of(found: dict[str, Any], word: str) -> str:
+    if word == "passed":
+        return ""
+    reading = str(found["reading"])
+    return f"{reading}\na PASS would mean: {found['proves']}" if word == "failed" else reading
 
 
 def follow(argv: list[str], seconds: float) -> str:
@@ -242,6 +250,8 @@ def summary(job: Job, outcome: Outcome) -> list[str]:
 
 def _name(result: dict[str, object]) -> str:
     name = str(result["test"]).rpartition("/")[2]
+    if result["outcome"] == "failed":
+        return ": ".join([name, *brief(words_of(str(result["text"])))[:1]])
     return f"{name}: {result['text']}" if result["outcome"] == "warned" else name
 
 

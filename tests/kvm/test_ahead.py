@@ -100,22 +100,23 @@ def test_a_killed_session_leaves_no_machine(whom: str, tmp_path: Path) -> None:
     until(lambda: not those_with(mark), 20, "nothing is left")
 
 
-def pytest_session(*words: str) -> subprocess.Popen[str]:
+def pytest_session(results: Path, *words: str) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
     picked = ["tests/kvm/test_lab.py", "tests/unit/test_dev.py", "-k", "strict-as-root or test_dev"]
-    return subprocess.Popen([*argv, *picked], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, "BOX_TEST_RESULTS": str(results)}  # not those of the session around it
+    return subprocess.Popen([*argv, *picked], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def test_tests_that_do_not_mind_come_before_the_lab() -> None:
-    said, _ = pytest_session("--collect-only", "-q").communicate(timeout=60)
+def test_tests_that_do_not_mind_come_before_the_lab(tmp_path: Path) -> None:
+    said, _ = pytest_session(tmp_path, "--collect-only", "-q").communicate(timeout=60)
     files = [line.partition("::")[0] for line in said.splitlines() if "::" in line]
     assert files[0] == "tests/unit/test_dev.py"
     assert files.index("tests/kvm/test_lab.py") == len(files) - 1
 
 
 @pytest.mark.needs_lab
-def test_an_interrupted_session_leaves_no_lab() -> None:
-    session = pytest_session()
+def test_an_interrupted_session_leaves_no_lab(tmp_path: Path) -> None:
+    session = pytest_session(tmp_path)
     try:
 
         def begun() -> list[int]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 
 import pytest
 
+from tests.failures import PART
 from tests.kvm.conftest import BEGUN, SUMMARIES
 from tests.kvm.job import MORE_GROUPS, Job
 from tests.kvm.lab import LAB_SECONDS, Outcome, run, summary
@@ -34,7 +36,9 @@ pytestmark = [pytest.mark.needs_lab, pytest.mark.timeout(LAB_SECONDS + 600)]
         ),
     ],
 )
-def test_everything_holds_on_real_kvm(job: Job, request: pytest.FixtureRequest) -> None:
+def test_everything_holds_on_real_kvm(
+    job: Job, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> None:
     begun = BEGUN.get(request.node.nodeid)
     if begun is None:
         outcome = run(job)
@@ -42,6 +46,10 @@ def test_everything_holds_on_real_kvm(job: Job, request: pytest.FixtureRequest) 
         told = begun.result(LAB_SECONDS + 600, sys.stdout.write)
         outcome = Outcome(**json.loads(told))
     SUMMARIES.extend(summary(job, outcome))
-    assert outcome.failures() == []
+    failed = outcome.failures()
+    for each in failed:
+        record_property(PART, each)
+    if failed:
+        pytest.fail("\n\n".join(failed), pytrace=False)
     assert outcome.ended == 0, f"the lab ended with {outcome.ended}:\n{outcome.console[-4000:]}"
     assert outcome.results, "no check ran"

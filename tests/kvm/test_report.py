@@ -11,6 +11,7 @@ from tests.kvm.job import ESCAPE, MORE_GROUPS, Job
 from tests.kvm.lab import Outcome, of_the_suite, summary
 
 READINGS = {"hardware": True}
+PROVES = "nobody else is it"
 JOBS = [
     Job(),
     Job("user", "standard", shell=True),
@@ -21,7 +22,7 @@ JOBS = [
 
 def report(*checks: tuple[str, str], **readings: Any) -> dict[str, Any]:
     found = [
-        {"id": id, "result": result, "reading": f"read of {id}", "proves": "", "seconds": 1.25}
+        {"id": id, "result": result, "reading": f"read of {id}", "proves": PROVES, "seconds": 1.25}
         for id, result in checks
     ]
     confinement = {**REPORT["confinement"], **READINGS, **readings}
@@ -42,6 +43,15 @@ def test_each_finding_is_a_result_and_a_warning_is_named() -> None:
 def test_what_failed_fails() -> None:
     (found,) = outcome_of(report(("outside.uid", "FAIL"))).failures()
     assert "outside.uid" in found and "read of outside.uid" in found
+    assert "a PASS would mean: nobody else is it" in found
+
+
+def test_a_test_that_failed_in_there_is_named_with_the_lines_of_its_error() -> None:
+    text = "    def test_it():\n>       assert one == two\nE       assert 1 == 2\n"
+    result = {"test": "tests/kvm/inside/onkvm.py::test_it", "outcome": "failed", "seconds": 1}
+    made = Outcome(results=[{**result, "text": text}], ended=1)
+    assert made.failures() == ["tests/kvm/inside/onkvm.py::test_it: failed\nassert 1 == 2"]
+    assert summary(Job(), made)[0].endswith("onkvm.py::test_it: assert 1 == 2")
 
 
 def test_on_kvm_the_wall_of_hardware_must_be_proved() -> None:

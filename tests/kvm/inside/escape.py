@@ -40,6 +40,7 @@ def test_the_escape_suite_finds_no_way_out(capfd: pytest.CaptureFixture[str]) ->
         found = json.loads(report.read_text())
     with open(os.environ["LAB_RESULTS"], "w", encoding="utf-8") as port:
         port.write(json.dumps({"report": found}) + "\n")
-    failed = [each for each in found["checks"] if each["result"] == "FAIL"]
+    # the host shows each with its reading
+    failed = [each["id"] for each in found["checks"] if each["result"] == "FAIL"]
     assert failed == []
     assert done.returncode == 0

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.tracebacks import no_traceback
+
 ROOT = Path(__file__).resolve().parents[3]
 ARGV = (sys.executable, "-m", "controller.cli.main")
 BARE = str(Path(sys.executable).resolve())
@@ -40,5 +42,5 @@ def box(
 def text(done: subprocess.CompletedProcess[bytes]) -> str:
     """Both outputs; fails on a traceback, which no user may ever see."""
     shown = done.stdout.decode() + done.stderr.decode()
-    assert "Traceback" not in shown, shown
+    no_traceback(shown)
     return shown
