@@ -41,16 +41,17 @@ def run(
     data: bytes | None = None,
     env: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> str:
     """Run a program to its end with no inherited descriptor; return what it printed (stdout and
     stderr). `data` is its standard input, which is empty otherwise; `env` is added to the few
-    variables it has.
+    variables it has. `watch` is called with its PID now and then, while it runs.
 
     Raises CommandError when it fails or takes longer than `timeout` seconds, HostError when it is
     not installed, GivenUp when `stop` is set meanwhile.
     """
     child = _start(argv, data is not None, subprocess.STDOUT, cwd, env)
-    output, _ = _ended(child, argv, data, timeout, stop)
+    output, _ = _ended(child, argv, data, timeout, stop, watch)
     return output.decode("utf-8", "replace")
 
 
@@ -130,19 +131,23 @@ def _ended(
     data: bytes | None,
     timeout: float,
     stop: threading.Event | None,
+    watch: Callable[[int], None] | None = None,
 ) -> tuple[bytes, bytes]:
     limit = time.monotonic() + timeout
+    attended = stop is not None or watch is not None
     while True:
         left = max(0.0, limit - time.monotonic())
         try:
             # What was read before a time-out is kept by Popen and given with the rest.
             printed, said = child.communicate(
-                data, timeout=left if stop is None else min(left, _STOP_SECONDS)
+                data, timeout=min(left, _STOP_SECONDS) if attended else left
             )
             break
         except subprocess.TimeoutExpired:
             given_up = stop is not None and stop.is_set()
             if not given_up and time.monotonic() < limit:
+                if watch is not None:
+                    watch(child.pid)  # not waited for yet, so its PID is nobody else's
                 continue
         _kill(child)
         printed, said = child.communicate()

@@ -7,18 +7,27 @@ import threading
 from collections.abc import Callable
 
 from reconcilers.facts import Image
+from reconcilers.images.progress import Progress
 from reconcilers.images.store import Images
 from reconcilers.mounts import Rules
 
 
-async def build(images: Images, base: str, rules: Callable[[], Rules]) -> Image:
+async def build(
+    images: Images,
+    base: str,
+    rules: Callable[[], Rules],
+    progress: Progress | None = None,
+    *,
+    again: bool = False,
+) -> Image:
     """The image of `base`, built in a thread. Cancelling this ends what is fetched or written, and
-    waits for it to be cleared away. Raises BoxError, OSError.
+    waits for it to be cleared away. `again`: what the base stands for is looked up anew. Raises
+    BoxError, OSError.
     """
     stop = threading.Event()
 
     def work() -> Image:
-        return images.build(base, stop, rules())
+        return images.build(base, stop, rules(), progress=progress, again=again)
 
     working = asyncio.get_running_loop().run_in_executor(images.pool, work)
     try:

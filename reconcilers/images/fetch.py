@@ -11,12 +11,13 @@ import os
 import pwd
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from reconcilers.images import manifest
 from reconcilers.images.manifest import Settings
+from reconcilers.images.progress import Progress
 from reconcilers.images.tree import BadImage
 from reconcilers.process import output, run
 from specs.errors import BoxError, CommandError, HostError
@@ -49,8 +50,16 @@ class Fetched:
     settings: Settings
 
 
-def resolve(name: Registry, stop: threading.Event) -> str:
-    """The digest of the manifest for this machine that `name` means now.
+@dataclass(frozen=True)
+class Meant:
+    """The digest of a manifest, and how many bytes its layers are said to have (0: unknown)."""
+
+    digest: str
+    size: int = 0
+
+
+def resolve(name: Registry, stop: threading.Event) -> Meant:
+    """The manifest for this machine that `name` means now.
 
     Raises CommandError with the registry's reason, BadImage, HostError, GivenUp.
     """
@@ -67,28 +76,55 @@ def resolve(name: Registry, stop: threading.Event) -> str:
             raise BadImage(f"{name}: the registry sent {digest} for {chosen}")
         further = manifest.for_this_machine(document)
         if further is None:
-            return digest
+            return Meant(digest, manifest.transferred(document))
         chosen = further
     raise BadImage(f"{name}: its index names an index, which names another")
 
 
-def pull(name: Registry, digest: str, folder: Path, stop: threading.Event) -> Fetched:
+def pull(
+    name: Registry, meant: Meant, folder: Path, stop: threading.Event, progress: Progress
+) -> Fetched:
     """Fetch the image with this manifest into `folder`, which must not exist. Raises as above."""
-    source = f"docker://{name.repository_name}@{digest}"
-    return _copied(source, str(name), name.host, folder, stop)
+    source = f"docker://{name.repository_name}@{meant.digest}"
+
+    def watch(pid: int) -> None:
+        progress.bytes(_received(pid, meant.size), meant.size)
+
+    return _copied(source, str(name), name.host, folder, stop, watch)
 
 
-def unpack(name: Archive, path: str, folder: Path, stop: threading.Event) -> Fetched:
+def unpack(
+    name: Archive, path: str, folder: Path, stop: threading.Event, progress: Progress
+) -> Fetched:
     """The same of the archive that is at `path`."""
     source = f"oci-archive:{path}" + (f":{name.tag}" if name.tag else "")
-    return _copied(source, str(name), "", folder, stop)
+    return _copied(source, str(name), "", folder, stop, lambda pid: None)
 
 
-def _copied(source: str, name: str, host: str, folder: Path, stop: threading.Event) -> Fetched:
+def _received(pid: int, size: int) -> int:
+    """What skopeo has read so far. It reads little else than the layers, but the way of speaking of
+    a registry adds to them; so never more than there is.
+    """
+    try:
+        first = Path(f"/proc/{pid}/io").read_text().partition("\n")[0]
+        read = int(first.removeprefix("rchar: "))
+    except (OSError, ValueError):
+        return 0  # it has just ended
+    return min(read, size) if size else read
+
+
+def _copied(
+    source: str,
+    name: str,
+    host: str,
+    folder: Path,
+    stop: threading.Event,
+    watch: Callable[[int], None],
+) -> Fetched:
     argv = _skopeo("copy", "--quiet", "--dest-decompress", source, f"dir:{folder}")
     env = environment() | {"TMPDIR": str(folder.parent)}
     try:
-        run(argv, timeout=PULL_SECONDS, env=env, stop=stop)
+        run(argv, timeout=PULL_SECONDS, env=env, stop=stop, watch=watch)
     except CommandError as error:
         raise _explained(name, host, error) from None
     config, layers = manifest.layers_of(_document(folder / "manifest.json"))

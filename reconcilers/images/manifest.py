@@ -17,6 +17,7 @@ from specs.text import visible
 
 OS, ARCHITECTURE = "linux", "amd64"
 DOCUMENT_MAX = 4 << 20  # bytes; skopeo reads no larger manifest
+SIZE_MAX = 1 << 50  # bytes; what claims more is not believed
 LAYERS_MAX = 127  # what overlay file systems of container engines take
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -99,6 +100,18 @@ def layers_of(document: bytes) -> tuple[str, tuple[str, ...]]:
     if len(found) > LAYERS_MAX:
         raise BadImage(f"it has {len(found)} layers, and {LAYERS_MAX} are the most")
     return _digest(config.get("digest") if isinstance(config, dict) else None), tuple(found)
+
+
+def transferred(document: bytes) -> int:
+    """How many bytes a manifest says that its layers have, 0 when it says nothing of use. For
+    showing alone.
+    """
+    try:
+        found = [each.get("size") for each in _list(_object(document, "manifest").get("layers"))]
+    except (BadImage, AttributeError):
+        return 0
+    sizes = [each for each in found if isinstance(each, int) and 0 <= each <= SIZE_MAX]
+    return sum(sizes) if len(sizes) == len(found) else 0
 
 
 def settings_of(document: bytes, layers: tuple[str, ...]) -> Settings:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import tomli_w
@@ -39,20 +40,37 @@ class Refs:
     def put(self, name: str, identity: str) -> None:
         """Keep it (durable on return). Raises HostError, OSError."""
         with self._lock:
-            known = {**self._read(), name: identity}
-            text = _HEADER + tomli_w.dumps({"resolved": dict(sorted(known.items()))})
-            temporary = self._path.with_name(f".{NAME}.new")
-            temporary.unlink(missing_ok=True)
-            with open(temporary, "x") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(self._path)
-            folder = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            known = self._read()
+            if known.get(name) != identity:
+                self._write({**known, name: identity})
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget them (durable on return). Raises HostError, OSError."""
+        with self._lock:
+            known = self._read()
+            left = {name: identity for name, identity in known.items() if name not in set(names)}
+            if left != known:
+                self._write(left)
+
+    def all(self) -> dict[str, str]:
+        """Every name and what it was resolved to. Raises HostError, OSError."""
+        with self._lock:
+            return dict(self._read())
+
+    def _write(self, known: Mapping[str, str]) -> None:
+        text = _HEADER + tomli_w.dumps({"resolved": dict(sorted(known.items()))})
+        temporary = self._path.with_name(f".{NAME}.new")
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "x") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def _read(self) -> dict[str, str]:
         signature = stat_signature(self._path)

@@ -15,11 +15,12 @@ from typing import BinaryIO, Protocol
 
 from reconcilers.hostpath import Opened, opened_directory
 from reconcilers.images import fetch, localfile
-from reconcilers.images.fetch import Fetched
+from reconcilers.images.fetch import Fetched, Meant
 from reconcilers.images.folder import FolderSource
 from reconcilers.images.layers import Merge
 from reconcilers.images.localfile import LocalFile
 from reconcilers.images.manifest import Settings
+from reconcilers.images.progress import Progress
 from reconcilers.images.tarread import entries
 from reconcilers.images.tree import Tree
 from reconcilers.mounts import Rules, expanded, why_not_read
@@ -58,6 +59,7 @@ def opened(
     rules: Rules | None,
     stop: threading.Event,
     kept: ExitStack,
+    progress: Progress,
 ) -> Source:
     """The source behind `name`, open as long as `kept`. `known` is what a registry's name stood for
     when it was resolved; what lies on this host is looked at anew. `folder` is for what it needs.
@@ -66,11 +68,15 @@ def opened(
     """
     match name:
         case Registry():
-            return _Registry(name, known or fetch.resolve(name, stop), folder, stop, kept)
+            progress.stage(f"looking {name} up")
+            meant = Meant(known) if known else fetch.resolve(name, stop)
+            return _Registry(name, meant, folder, stop, kept, progress)
         case Archive():
+            progress.stage(f"reading {name.path}")
             file = _local(name.path, rules, kept)
-            return _Archive(name, file, folder, stop, kept)
+            return _Archive(name, file, folder, stop, kept, progress)
         case Rootfs():
+            progress.stage(f"reading {name.path}")
             return _rootfs(name, folder, rules, stop, kept)
         case Builtin():
             raise AssertionError("it is made in another way")
@@ -78,30 +84,46 @@ def opened(
 
 class _Registry:
     def __init__(
-        self, name: Registry, digest: str, folder: Path, stop: threading.Event, kept: ExitStack
+        self,
+        name: Registry,
+        meant: Meant,
+        folder: Path,
+        stop: threading.Event,
+        kept: ExitStack,
+        progress: Progress,
     ) -> None:
         self._name, self._folder, self._stop, self._kept = name, folder, stop, kept
-        self.identity = digest
+        self._meant, self._progress = meant, progress
+        self.identity = meant.digest
 
     def load(self) -> Loaded:
         target = self._folder / "layers"
-        found = fetch.pull(self._name, self.identity, target, self._stop)
-        return _merged(found, self._kept)
+        self._progress.stage(f"fetching {self._name}")
+        found = fetch.pull(self._name, self._meant, target, self._stop, self._progress)
+        return _merged(found, self._kept, self._progress)
 
 
 class _Archive:
     def __init__(
-        self, name: Archive, file: LocalFile, folder: Path, stop: threading.Event, kept: ExitStack
+        self,
+        name: Archive,
+        file: LocalFile,
+        folder: Path,
+        stop: threading.Event,
+        kept: ExitStack,
+        progress: Progress,
     ) -> None:
         self._name, self._file, self._folder, self._stop = name, file, folder, stop
-        self._kept = kept
+        self._kept, self._progress = kept, progress
         self.identity = f"{file.sha256(stop)}:{name.tag}"
 
     def load(self) -> Loaded:
         target = self._folder / "layers"
-        found = fetch.unpack(self._name, self._file.path, target, self._stop)
+        self._progress.stage(f"unpacking {self._name}")
+        path = self._file.path
+        found = fetch.unpack(self._name, path, target, self._stop, self._progress)
         self._file.unchanged()
-        return _merged(found, self._kept)
+        return _merged(found, self._kept, self._progress)
 
 
 class _Tar:
@@ -144,7 +166,8 @@ class _Folder:
         )
 
 
-def _merged(found: Fetched, kept: ExitStack) -> Loaded:
+def _merged(found: Fetched, kept: ExitStack, progress: Progress) -> Loaded:
+    progress.stage("laying the layers over each other")
     merge, files = Merge(), list[BinaryIO]()
     for number, path in enumerate(found.layers):
         file = open(path, "rb")  # noqa: SIM115  # open as long as `kept`

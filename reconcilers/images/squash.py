@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from reconcilers.images.tarwrite import write_tree
+from reconcilers.images.progress import Progress
+from reconcilers.images.tarwrite import file_bytes, write_tree
 from reconcilers.images.tree import Tree
 from reconcilers.process import GivenUp, feed
 from specs.errors import HostError
@@ -23,7 +24,11 @@ _PIPE_BYTES = 1 << 20
 
 
 def write_squashfs(
-    tree: Tree, source: Callable[[int], int], target: Path, stop: threading.Event
+    tree: Tree,
+    source: Callable[[int], int],
+    target: Path,
+    stop: threading.Event,
+    progress: Progress,
 ) -> None:
     """Make `target`, read-only for everybody, of `tree`; its files' bytes come from the descriptors
     that `source` gives. Raises BadImage, CommandError, HostError, OSError, GivenUp.
@@ -34,9 +39,12 @@ def write_squashfs(
     argv += ["-exit-on-error", "-root-mode", f"{root.mode:o}"]
     argv += ["-root-uid", str(root.uid), "-root-gid", str(root.gid), str(target)]
 
-    def check() -> None:
+    total = file_bytes(tree)
+
+    def check(written: int) -> None:
         if stop.is_set():
             raise GivenUp("the image is not wanted any more")
+        progress.bytes(min(written, total), total)
 
     def write(out: IO[bytes]) -> int:
         _widen(out)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -19,6 +21,7 @@ from pathlib import Path
 from reconcilers.facts import Image
 from reconcilers.images import about, builtin, sources
 from reconcilers.images.guestneeds import CONTENTS, complete
+from reconcilers.images.progress import Progress
 from reconcilers.images.refs import Refs
 from reconcilers.images.squash import write_squashfs
 from reconcilers.images.tree import BadImage
@@ -30,7 +33,7 @@ from specs.imagename import Builtin, ImageName, parse_image
 
 # Part of every digest but the builtin one's: raise it whenever the same source makes another tree.
 _RECIPE = "box image 1"
-_STAGING = ".build-"
+_STAGING, _GONE = ".build-", ".gone-"
 # How many images are fetched or made at once; whoever waits for the same one takes a place, too.
 _AT_ONCE = 8
 _LOCK_SECONDS = 0.2
@@ -44,6 +47,8 @@ class Images:
         self._refs = Refs(folder)
         self._builtin: tuple[tuple[int, ...], str] = ((), "")
         self._locks: dict[str, threading.Lock] = {}
+        self._makers: dict[str, Progress] = {}  # who makes the image of a name just now
+        self._taking: Counter[str] = Counter()  # digests that a build is about to return
         self._placing = threading.Lock()
         # Of its own: a download of an hour takes no thread that a pass waits for.
         self.pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="image")
@@ -78,79 +83,141 @@ class Images:
         return Image(digest, sha256, path)
 
     def build(
-        self, base: str, stop: threading.Event | None = None, rules: Rules | None = None
+        self,
+        base: str,
+        stop: threading.Event | None = None,
+        rules: Rules | None = None,
+        *,
+        progress: Progress | None = None,
+        again: bool = False,
     ) -> Image:
         """Fetch and build the image of `base` (blocking). A failed build leaves nothing. One that
         was built while this call waited for another is returned as it is.
 
-        `rules` say what of this host may not be read. Raises BoxError, OSError; GivenUp when `stop`
-        is set.
+        `rules` say what of this host may not be read. `again`: what the base stands for is looked
+        up also when that is known, and is from then on what was found. Raises BoxError, OSError;
+        GivenUp when `stop` is set.
         """
         name, stop = parse_image(base), stop or threading.Event()
-        with self._alone(str(name), stop):
-            return self.observe(base) or self._build(name, stop, rules)
+        progress = progress or Progress()
+        with self._alone(str(name), stop, progress):
+            found = None if again and not isinstance(name, Builtin) else self.observe(base)
+            return found or self._build(name, stop, rules, progress, again)
 
     def sweep(self) -> None:
         """Remove what a killed controller had begun. Only while nothing is being built."""
         for leftover in self._folder.glob(f"{_STAGING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
+        self.clear()
+
+    def discard(self, digest: str) -> bool:
+        """Take an image out of use at once; `clear` frees its space. False when a build is about to
+        return it, or is placing one. Raises OSError.
+
+        What a VMM has open stays readable to it.
+        """
+        if not self._placing.acquire(blocking=False):
+            return False
+        try:
+            if self._taking[digest]:
+                return False
+            (self._folder / digest).rename(self._folder / f"{_GONE}{secrets.token_hex(8)}")
+            return True
+        finally:
+            self._placing.release()
+
+    def clear(self) -> None:
+        """Free the space of discarded images (blocking)."""
+        for leftover in self._folder.glob(f"{_GONE}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     @contextmanager
-    def _alone(self, name: str, stop: threading.Event) -> Iterator[None]:
+    def _alone(self, name: str, stop: threading.Event, progress: Progress) -> Iterator[None]:
         lock = self._locks.setdefault(name, threading.Lock())
         while not lock.acquire(timeout=_LOCK_SECONDS):
+            progress.follow(self._makers.get(name))
             if stop.is_set():
                 raise GivenUp("the image is not wanted any more")
+        progress.follow(None)
+        self._makers[name] = progress
         try:
             yield
         finally:
+            self._makers.pop(name, None)
             lock.release()
 
-    def _build(self, name: ImageName, stop: threading.Event, rules: Rules | None) -> Image:
+    @contextmanager
+    def _taken(self, digest: str) -> Iterator[None]:
+        """Nobody discards this image meanwhile."""
+        with self._placing:
+            self._taking[digest] += 1
+        try:
+            yield
+        finally:
+            with self._placing:
+                self._taking[digest] -= 1
+
+    def _build(
+        self,
+        name: ImageName,
+        stop: threading.Event,
+        rules: Rules | None,
+        progress: Progress,
+        again: bool,
+    ) -> Image:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=_STAGING) as scratch:
             ready = Path(scratch) / "ready"
             ready.mkdir()
             if isinstance(name, Builtin):
+                progress.stage("writing the image")
                 _squash_builtin(Path(scratch) / "tree", ready / "root.squashfs")
                 return self._place(ready, self.digest_for(str(name)))
             try:
-                return self._from_source(name, Path(scratch), stop, rules)
+                known = "" if again else self._refs.get(str(name))
+                with ExitStack() as kept:
+                    source = sources.opened(name, known, Path(scratch), rules, stop, kept, progress)
+                    digest = _digest(name, source.identity)
+                    with self._taken(digest):
+                        image = self._whole(digest)  # another name's, or it has not moved
+                        if image is None:
+                            image = self._made(name, source, Path(scratch), stop, progress)
+                        # Last: a name is known only together with its image.
+                        self._refs.put(str(name), source.identity)
+                        return image
             except BadImage as error:
                 raise BadImage(f"{name}: {error.message.removeprefix(f'{name}: ')}") from error
 
-    def _from_source(
-        self, name: ImageName, scratch: Path, stop: threading.Event, rules: Rules | None
+    def _made(
+        self,
+        name: ImageName,
+        source: sources.Source,
+        scratch: Path,
+        stop: threading.Event,
+        progress: Progress,
     ) -> Image:
-        with ExitStack() as kept:
-            known = self._refs.get(str(name))
-            source = sources.opened(name, known, scratch, rules, stop, kept)
-            digest = _digest(name, source.identity)
-            image = self._whole(digest)  # another name's
-            if image is None:
-                found = source.load()
-                ours = found.sources  # the number of the source that is none of the image's
-                replaced = complete(found.tree, ours)
-                extra = kept.enter_context(tempfile.TemporaryFile(dir=scratch))
-                extra.write(CONTENTS)
-                extra.flush()
-                target = scratch / "ready/root.squashfs"
-                write_squashfs(
-                    found.tree,
-                    lambda number: extra.fileno() if number == ours else found.source(number),
-                    target,
-                    stop,
-                )
-                found.unchanged()
-                notes = [*replaced]
-                if found.devices:
-                    notes.append(f"{found.devices} devices are left out: a guest has its own")
-                text = about.written(str(name), source.identity, found.settings, notes)
-                (scratch / "ready" / about.NAME).write_text(text)
-                image = self._place(scratch / "ready", digest)
-            # Last: a name is known only together with its image.
-            self._refs.put(str(name), source.identity)
-            return image
+        found = source.load()
+        ours = found.sources  # the number of the source that is none of the image's
+        replaced = complete(found.tree, ours)
+        progress.stage("writing the image")
+        with tempfile.TemporaryFile(dir=scratch) as extra:
+            extra.write(CONTENTS)
+            extra.flush()
+            write_squashfs(
+                found.tree,
+                lambda number: extra.fileno() if number == ours else found.source(number),
+                scratch / "ready/root.squashfs",
+                stop,
+                progress,
+            )
+        found.unchanged()
+        notes = [*replaced]
+        if found.devices:
+            notes.append(f"{found.devices} devices are left out: a guest has its own")
+        text = about.written(str(name), source.identity, found.settings, notes)
+        (scratch / "ready" / about.NAME).write_text(text)
+        progress.stage("bringing the image to the disk")
+        return self._place(scratch / "ready", _digest(name, source.identity))
 
     def _place(self, ready: Path, digest: str) -> Image:
         """Give what was made its name, durably."""

@@ -21,13 +21,14 @@ _OCTAL_7, _OCTAL_11 = 0o7777777, 0o77777777777
 
 
 def write_tree(
-    tree: Tree, source: Callable[[int], int], out: IO[bytes], check: Callable[[], None]
+    tree: Tree, source: Callable[[int], int], out: IO[bytes], check: Callable[[int], None]
 ) -> int:
     """Write all below the root of `tree` to `out`; the number of inodes, the root's included.
     Raises BadImage, OSError.
 
     `source` gives the descriptor of a source, which stays open until it is asked for another one.
-    `check` is called now and then, and may raise to give up.
+    `check` is called now and then with how many bytes of files are written, and may raise to give
+    up.
     """
     writer = _Writer(source, out, check)
     for path, node in tree.walk():
@@ -37,19 +38,25 @@ def write_tree(
     return writer.inodes
 
 
+def file_bytes(tree: Tree) -> int:
+    """Of all its files together, each counted once whatever names it has."""
+    files = {id(node): node.content.size for _, node in tree.walk() if isinstance(node, File)}
+    return sum(files.values())
+
+
 class _Writer:
     def __init__(
-        self, source: Callable[[int], int], out: IO[bytes], check: Callable[[], None]
+        self, source: Callable[[int], int], out: IO[bytes], check: Callable[[int], None]
     ) -> None:
         self._source = source
         self._out = out
         self._check = check
-        self._bytes = 0
+        self._bytes = self._written = 0
         self._first: dict[int, bytes] = {}  # the path under which each file was written
         self.inodes = 1
 
     def add(self, path: bytes, node: Node) -> None:
-        self._check()
+        self._check(self._written)
         if not isinstance(node, Folder):
             first = self._first.setdefault(id(node), path)
             if first != path:
@@ -83,8 +90,9 @@ class _Writer:
 
     def _zeros(self, size: int) -> None:
         while size > 0:
-            self._check()
+            self._check(self._written)
             self._out.write(_ZEROS[:size])
+            self._written += min(size, len(_ZEROS))
             size -= len(_ZEROS)
 
     def _copy(self, source: int, start: int, size: int) -> None:
@@ -93,11 +101,12 @@ class _Writer:
         self._out.flush()
         to, end, of = self._out.fileno(), start + size, self._source(source)
         while start < end:
-            self._check()
+            self._check(self._written)
             sent = os.sendfile(to, of, start, min(_CHUNK, end - start))
             if sent == 0:
                 raise BadImage("what it is made from became shorter while it was read")
             start += sent
+            self._written += sent
 
 
 def header(

@@ -32,7 +32,7 @@ def written(tree: Tree, folder: Path, *sources: bytes) -> bytes:
         opened.append(os.open(folder / f"source{number}", os.O_RDONLY))
     try:
         with open(folder / "out.tar", "w+b") as out:
-            count = write_tree(tree, opened.__getitem__, out, lambda: None)
+            count = write_tree(tree, opened.__getitem__, out, lambda written: None)
             assert count == 1 + len({id(node) for _, node in tree.walk()})
             out.seek(0)
             return out.read()
