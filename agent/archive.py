@@ -31,6 +31,7 @@ SECONDS_MIN, SECONDS_MAX = -(1 << 31), (1 << 34) - (1 << 31) - 1
 NANO = 1_000_000_000
 USER = b"user."
 WINDOW = 1 << 20
+_ZEROS = bytes(BLOCK)
 
 
 class Kind(IntEnum):
@@ -86,15 +87,16 @@ def encode(record: Record, position: int) -> bytes:
     """The bytes of `record` at `position` of the archive, up to where its data begins. `position`
     is a multiple of UNIT. Raises struct.error for numbers that do not fit.
     """
-    seconds, nanoseconds = divmod(record.mtime_ns, NANO)
-    head = RECORD.pack(
-        record.kind, 0, record.mode, len(record.name), len(record.body), record.size,
-        min(max(seconds, SECONDS_MIN), SECONDS_MAX), nanoseconds, record.uid, record.gid,
-        record.number, record.length,
-    )  # fmt: skip
-    data = head + record.name + record.body
-    unit = BLOCK if record.kind == Kind.DATA and record.length >= LONG else UNIT
-    return data + bytes(-(position + len(data)) % unit)
+    kind, name, mode, size, mtime_ns, uid, gid, number, length, body, _ = record
+    seconds, nanoseconds = divmod(mtime_ns, NANO)
+    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
+        seconds = min(max(seconds, SECONDS_MIN), SECONDS_MAX)
+    data = RECORD.pack(
+        kind, 0, mode, len(name), len(body), size, seconds, nanoseconds, uid, gid, number, length
+    )
+    data += name + body
+    unit = BLOCK if length >= LONG and kind == _DATA else UNIT
+    return data + _ZEROS[: -(position + len(data)) % unit]
 
 
 def encode_attributes(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -137,20 +139,25 @@ class Window:
     def __init__(self, read: Callable[[int, int], bytes], end: int) -> None:
         self._read = read
         self._base = 0
-        self._held = b""
+        self.held = b""
         self.end = end
+
+    def place(self, position: int, size: int) -> int:
+        """Where in `held` the `size` bytes (at most WINDOW) from `position` begin. Raises
+        ProtocolError at the end.
+        """
+        at = position - self._base
+        if at < 0 or at + size > len(self.held):
+            self._base, at = position, 0
+            self.held = self._read(position, min(WINDOW, max(0, self.end - position)))
+            if len(self.held) < size:
+                raise ProtocolError("the archive ends in the middle of a record")
+        return at
 
     def bytes(self, position: int, size: int) -> bytes:
         """`size` bytes (at most WINDOW) from `position`. Raises ProtocolError at the end."""
-        if position + size > self.end:
-            raise ProtocolError("the archive ends in the middle of a record")
-        at = position - self._base
-        if at < 0 or at + size > len(self._held):
-            self._base, at = position, 0
-            self._held = self._read(position, WINDOW)
-            if len(self._held) < size:
-                raise ProtocolError("the archive ends in the middle of a record")
-        return self._held[at : at + size]
+        at = self.place(position, size)
+        return self.held[at : at + size]
 
 
 class _Order:
@@ -165,26 +172,27 @@ class _Order:
     def check(self, record: Record) -> str:
         """Empty, or what is wrong."""
         kind = record.kind
-        if kind == Kind.DATA:
+        if kind == _DATA:
             return self._data(record)
+        if kind == _FILE:
+            self.entries += 1
+            return self._file(record)
         self._size = -1
-        if kind == Kind.END:
+        if kind == _END:
             return self._end(record)
-        if kind == Kind.LEAVE:
+        if kind == _LEAVE:
             self.depth -= 1
             return "it leaves more directories than it entered" if self.depth < 0 else ""
-        if kind == Kind.NOTE:
+        if kind == _NOTE:
             self.notes += 1
             return ""
         self.entries += 1
-        if kind == Kind.FOLDER:
+        if kind == _FOLDER:
             self.depth += 1
             return "its directories are too deep" if self.depth > DEPTH_MAX else ""
-        if kind == Kind.HARD:
+        if kind == _HARD:
             known = 1 <= record.number <= self.numbers
             return "" if known else "it links to a file that was not before it"
-        if kind == Kind.FILE:
-            return self._file(record)
         return ""
 
     def _file(self, record: Record) -> str:
@@ -223,14 +231,13 @@ def records(window: Window) -> Iterator[Record]:
         if wrong := order.check(record):
             raise ProtocolError(f"the archive is wrong at byte {at}: {wrong}")
         yield record
-        if record.kind == Kind.END:
+        if record.kind == _END:
             return
         at = following
 
 
 def _decode(window: Window, at: int) -> tuple[Record, int]:
     """The record at `at`, and where the next one begins."""
-    head = window.bytes(at, RECORD.size)
     (
         kind,
         zero,
@@ -244,62 +251,62 @@ def _decode(window: Window, at: int) -> tuple[Record, int]:
         gid,
         number,
         length,
-    ) = RECORD.unpack(head)
-    wrong = _sizes(kind, name_size, body_size)
-    if zero or mode > 0o7777 or size > SIZE_MAX or length > SIZE_MAX or nanoseconds >= NANO:
-        wrong = wrong or "a number is out of range"
-    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
-        wrong = wrong or "a time is out of range"
-    if wrong:
+    ) = RECORD.unpack_from(window.held, window.place(at, RECORD.size))
+    least, most, body_least, body_most = _LIMITS.get(kind, _NONE)
+    if (
+        zero or mode > 0o7777 or size > SIZE_MAX or length > SIZE_MAX or nanoseconds >= NANO
+        or not least <= name_size <= most or not body_least <= body_size <= body_most
+        or not SECONDS_MIN <= seconds <= SECONDS_MAX
+    ):  # fmt: skip
+        wrong = _wrong(kind, name_size, body_size, seconds)
         raise ProtocolError(f"the archive is wrong at byte {at}: {wrong}")
-    text = window.bytes(at + RECORD.size, name_size + body_size) if name_size + body_size else b""
-    name, body = text[:name_size], text[name_size:]
-    if b"/" in name or b"\0" in name or name in (b".", b".."):
-        raise ProtocolError(f"the archive is wrong at byte {at}: a name is none")
-    if kind == Kind.SYMLINK and b"\0" in body:
-        raise ProtocolError(f"the archive is wrong at byte {at}: a link leads nowhere")
     after = at + RECORD.size + name_size + body_size
-    start, following = after, after
-    if kind == Kind.DATA:
-        unit = BLOCK if length >= LONG else UNIT
-        start = after + -after % unit
+    name = body = b""
+    if most or body_size:
+        text = window.place(at + RECORD.size, name_size + body_size)
+        name = window.held[text : text + name_size]
+        body = window.held[text + name_size : text + name_size + body_size]
+        if b"/" in name or b"\0" in name or name in _NO_NAMES:
+            raise ProtocolError(f"the archive is wrong at byte {at}: a name is none")
+        if kind == _SYMLINK and b"\0" in body:
+            raise ProtocolError(f"the archive is wrong at byte {at}: a link leads nowhere")
+    start = following = after
+    if kind == _DATA:
+        start += -after % (BLOCK if length >= LONG else UNIT)
         following = start + length
         if following > window.end:
             raise ProtocolError("the archive ends in the middle of a file")
-    following += -following % UNIT
-    return (
-        Record(
-            kind,
-            name,
-            mode,
-            size,
-            seconds * NANO + nanoseconds,
-            uid,
-            gid,
-            number,
-            length,
-            body,
-            start,
-        ),
-        following,
-    )
+    when = seconds * NANO + nanoseconds
+    made = Record(kind, name, mode, size, when, uid, gid, number, length, body, start)
+    return made, following + -following % UNIT
 
 
-_NAMED = frozenset({Kind.FOLDER, Kind.FILE, Kind.SYMLINK, Kind.HARD, Kind.NOTE})
-_BODY_MAX = {Kind.FOLDER: BODY_MAX, Kind.FILE: BODY_MAX, Kind.SYMLINK: TARGET_MAX}
+# As plain numbers: a transfer compares them some ten times for each file.
+_FOLDER, _LEAVE, _FILE, _SYMLINK = map(int, (Kind.FOLDER, Kind.LEAVE, Kind.FILE, Kind.SYMLINK))
+_HARD, _DATA, _NOTE, _END = map(int, (Kind.HARD, Kind.DATA, Kind.NOTE, Kind.END))
+_NO_NAMES = (b".", b"..")
+# Least and most bytes of the name, and of the body; _NONE holds of no record.
+_LIMITS = {
+    _FOLDER: (1, NAME_MAX, 0, BODY_MAX),
+    _FILE: (1, NAME_MAX, 0, BODY_MAX),
+    _SYMLINK: (1, NAME_MAX, 1, TARGET_MAX),
+    _HARD: (1, NAME_MAX, 0, 0),
+    _NOTE: (1, NAME_MAX, 0, 0),
+} | dict.fromkeys((_LEAVE, _DATA, _END), (0, 0, 0, 0))
+_NONE = (1, 0, 1, 0)
 
 
-def _sizes(kind: int, name_size: int, body_size: int) -> str:
-    """What is wrong with the lengths of name and body in a record of this kind."""
-    if not Kind.FOLDER <= kind <= Kind.END:
+def _wrong(kind: int, name_size: int, body_size: int, seconds: int) -> str:
+    """What is wrong with a record whose numbers cannot be."""
+    least, most, body_least, body_most = _LIMITS.get(kind, _NONE)
+    if (least, most) == _NONE[:2]:
         return "a record of an unknown kind"
-    if kind in _NAMED:
-        if not 1 <= name_size <= NAME_MAX:
-            return "a name is empty or too long"
-    elif name_size:
-        return "a name where none belongs"
-    if body_size > _BODY_MAX.get(Kind(kind), 0):
+    if not least <= name_size <= most:
+        return "a name is empty or too long" if most else "a name where none belongs"
+    if body_size > body_most:
         return "the body of a record is too long"
-    if kind == Kind.SYMLINK and not body_size:
+    if body_size < body_least:
         return "a link leads nowhere"
-    return ""
+    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
+        return "a time is out of range"
+    return "a number is out of range"

@@ -23,6 +23,9 @@ RESOLVE = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RES
 # Of one openat2 with several names, whose path ends with a zero byte (PATH_MAX, limits.h(0p)).
 _PATH_MAX = 4095
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_LOOK = os.O_PATH | os.O_NOFOLLOW
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # What cannot be on some file systems: a name that is too long or not of its character set, links,
 # a file of this size.
 CANNOT_BE = frozenset(
@@ -52,15 +55,14 @@ def shown(name: bytes, limit: int = 200) -> str:
 
 def names_in(directory: int) -> list[bytes]:
     """What the directory holds, in order, byte for byte."""
-    with os.scandir(directory) as entries:
-        return sorted(os.fsencode(entry.name) for entry in entries)
+    return sorted(map(os.fsencode, os.listdir(directory)))
 
 
 def look(directory: int, name: bytes) -> tuple[int, os.stat_result]:
     """What has this name, without opening it: a descriptor that only holds it (O_PATH), the
     caller's, and its facts. Raises OSError.
     """
-    descriptor = syscalls.openat2(directory, check(name), os.O_PATH | os.O_NOFOLLOW, _HOLD)
+    descriptor = syscalls.openat2(directory, check(name), _LOOK, _HOLD)
     try:
         return descriptor, os.fstat(descriptor)
     except BaseException:
@@ -86,7 +88,7 @@ def open_held(held: int) -> int:
     """
     if not stat.S_ISREG(os.fstat(held).st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
-    return os.open(_itself(held), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return os.open(_itself(held), _READ)
 
 
 def open_held_folder(held: int) -> int:
@@ -118,8 +120,7 @@ def make_file(directory: int, name: bytes) -> int:
     """A new file, mode 0600, open for writing. Raises OSError, EEXIST for what is there, also for
     a link to nowhere.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    return syscalls.openat2(directory, check(name), flags, RESOLVE, 0o600)
+    return syscalls.openat2(directory, check(name), _MAKE, RESOLVE, 0o600)
 
 
 def make_symlink(directory: int, name: bytes, target: bytes, mtime_ns: int) -> None:
@@ -133,12 +134,15 @@ def make_hard_link(source: int, old: bytes, directory: int, name: bytes) -> None
     os.link(check(old), check(name), src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
 
 
-def settle(descriptor: int, mode: int, mtime_ns: int) -> None:
-    """Give an open file or directory its final mode (only what is in 0777, and 01000 of a
-    directory) and its time.
-    """
-    allowed = 0o1777 if stat.S_ISDIR(os.fstat(descriptor).st_mode) else 0o777
-    os.fchmod(descriptor, mode & allowed)
+def settle_file(descriptor: int, mode: int, mtime_ns: int) -> None:
+    """Give an open file its final mode, only what is in 0777, and its time."""
+    os.fchmod(descriptor, mode & 0o777)
+    os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+
+
+def settle_folder(descriptor: int, mode: int, mtime_ns: int) -> None:
+    """Give an open directory its final mode, only what is in 01777, and its time."""
+    os.fchmod(descriptor, mode & 0o1777)
     os.utime(descriptor, ns=(mtime_ns, mtime_ns))
 
 

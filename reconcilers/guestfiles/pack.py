@@ -17,6 +17,7 @@ from agent.archive import (
     HEADER,
     LONG,
     NUMBERS_MAX,
+    RECORD,
     UNIT,
     USER,
     Kind,
@@ -63,11 +64,23 @@ class _Writer:
 
     def record(self, record: Record, data: bytes = b"") -> None:
         """With its data, where that is short."""
-        self._held += encode(record, self._start + len(self._held))
+        held = self._held
+        held += encode(record, self._start + len(held))
         if data:
-            self._held += data
-            self._held += bytes(-len(self._held) % UNIT)
-        if len(self._held) >= _FLUSH:
+            held += data
+            held += bytes(-len(held) % UNIT)
+        if len(held) >= _FLUSH:
+            self._flush()
+
+    def small(self, record: Record, data: bytes) -> None:
+        """A FILE and all of its data, fewer than LONG bytes: most files are, so it costs little."""
+        held = self._held
+        held += encode(record, self._start + len(held))
+        if data:
+            held += RECORD.pack(Kind.DATA, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, len(data))
+            held += data
+            held += bytes(-len(held) % UNIT)
+        if len(held) >= _FLUSH:
             self._flush()
 
     def run(self, record: Record, source: int) -> bool:
@@ -229,10 +242,9 @@ class _Packing:
         dense = facts.st_blocks * 512 >= size
         if dense and size < LONG:
             data = os.pread(descriptor, size, 0) if size else b""
-            self._write(record)
-            if data:
-                self._writer.record(Record(Kind.DATA, length=len(data)), data)
-                self._notes.data += len(data)
+            self._entries += 1
+            self._writer.small(record, data)
+            self._notes.data += len(data)
             return len(data) == size
         self._write(record)
         whole = True

@@ -150,7 +150,7 @@ class _Unpacking:
         late = record.mode & 0o500 != 0o500
         if record.mode & 0o6000:
             self._notes.add(self._at.place.path(), SPECIAL_BITS)
-        beneath.settle(here, 0o700 if late else record.mode, record.mtime_ns)
+        beneath.settle_folder(here, 0o700 if late else record.mode, record.mtime_ns)
         if late:
             self._late.append((self._at.place, record.mode & 0o1777))
         self._at.leave()
@@ -194,7 +194,7 @@ class _Unpacking:
             self._keep_attributes(descriptor, record, path)
             if record.mode & 0o7000:
                 self._notes.add(path, SPECIAL_BITS)
-            beneath.settle(descriptor, record.mode, record.mtime_ns)
+            beneath.settle_file(descriptor, record.mode, record.mtime_ns)
         finally:
             os.close(descriptor)
 

@@ -142,8 +142,8 @@ def test_what_is_read_is_what_was_looked_at(tree: int, tmp_path: Path, canary: P
 def test_final_modes_give_nobody_more(tree: int) -> None:
     file, folder = beneath.make_file(tree, b"f"), beneath.make_folder(tree, b"d")
     assert stat.S_IMODE(os.fstat(file).st_mode) == 0o600
-    beneath.settle(file, 0o7755, MOMENT)
-    beneath.settle(folder, 0o7755, MOMENT)
+    beneath.settle_file(file, 0o7755, MOMENT)
+    beneath.settle_folder(folder, 0o7755, MOMENT)
     assert stat.S_IMODE(os.fstat(file).st_mode) == 0o755
     assert stat.S_IMODE(os.fstat(folder).st_mode) == 0o1755
     assert os.fstat(file).st_mtime_ns == os.fstat(folder).st_mtime_ns == MOMENT
