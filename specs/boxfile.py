@@ -15,8 +15,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     StrictBool,
@@ -26,16 +24,18 @@ from pydantic import (
     Tag,
 )
 
+from specs.blueprint import Blueprint, RunLines
 from specs.egress import ENTRIES_MAX, parse_entry
 from specs.errors import BadName, NotAllowed
+from specs.fields import Line, Lines, Part, ShortLine, Text
 from specs.imagename import parse_image
 from specs.mountpaths import MOUNTS_MAX, check_guest_path, check_host_path
 from specs.names import NAME_PATTERN, check_name
+from specs.packages import Packages
 from specs.text import visible
 
 ENV_MAX = 1000  # variables; execve(2) refuses far more, the guest's argument area is 2 MiB
 LABELS_MAX = 64
-LINES_MAX = 1000
 RAM_MIB_MAX = 16_777_216  # 16 TiB, beyond any VMM; keeps sums within 64 bits
 DATA_MIB_MAX = 16_777_216  # ext4 with 4 KiB blocks ends at 16 TiB
 TIMEOUT_MAX = 2_147_483  # seconds; in milliseconds it fits the protocol's signed 32 bits
@@ -97,28 +97,10 @@ def _sandbox_name(name: str) -> str:
         raise NotAllowed(error.message, error.fix) from None
 
 
-def _one_line(text: str) -> str:
-    if not text.isprintable():
-        raise NotAllowed("control characters are not allowed", "write one line of plain text")
-    return text
-
-
-def _no_nul(text: str) -> str:
-    if "\0" in text:
-        raise NotAllowed("a NUL character cannot be passed to a program", "leave it out")
-    return text
-
-
 def _environment_name(name: str) -> str:
     if not name or "=" in name or not name.isascii() or not name.isprintable() or " " in name:
         raise NotAllowed("not a variable name", "use printable ASCII without spaces and =")
     return name
-
-
-def _absolute(path: str) -> str:
-    if not path.startswith("/"):
-        raise NotAllowed("must be an absolute path", "write the whole path, from / on")
-    return path
 
 
 def _image(text: str) -> str:
@@ -132,15 +114,9 @@ def _destination(text: str) -> str:
 
 
 Name = Annotated[StrictStr, AfterValidator(_sandbox_name)]
-Line = Annotated[
-    StrictStr, StringConstraints(min_length=1, max_length=4096), AfterValidator(_one_line)
-]
-Text = Annotated[StrictStr, AfterValidator(_no_nul)]
 Image = Annotated[Line, AfterValidator(_image)]
-AbsolutePath = Annotated[Line, AfterValidator(_absolute)]
 EnvName = Annotated[StrictStr, StringConstraints(max_length=256), AfterValidator(_environment_name)]
 LabelKey = Annotated[StrictStr, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
-LabelValue = Annotated[StrictStr, StringConstraints(max_length=256), AfterValidator(_one_line)]
 EgressEntry = Annotated[StrictStr, StringConstraints(max_length=200), AfterValidator(_destination)]
 # Two types told apart beforehand, so that a mistake in a list is not also "not none or all". What
 # has a colon is an entry that should stand in a list.
@@ -151,14 +127,6 @@ Egress = Annotated[
         lambda value: "list" if isinstance(value, list | tuple) or ":" in str(value) else "word"
     ),
 ]
-Lines = Annotated[tuple[Text, ...], Field(max_length=LINES_MAX)]
-Names = Annotated[tuple[Line, ...], Field(max_length=LINES_MAX)]
-
-
-class Part(BaseModel):
-    """Common settings: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Data(Part):
@@ -174,14 +142,6 @@ class Mount(Part):
     host: Annotated[Line, AfterValidator(check_host_path)]
     guest: Annotated[Line, AfterValidator(check_guest_path)]
     mode: MountMode = MountMode.ro
-
-
-class Blueprint(Part):
-    """Applied once when the image is built."""
-
-    users: tuple[dict[StrictStr, Any], ...] = ()
-    write_files: tuple[dict[StrictStr, Any], ...] = ()
-    runcmd: Lines = ()
 
 
 class Boxfile(Part):
@@ -240,8 +200,8 @@ class Boxfile(Part):
         0, description="VMs kept ready for box run."
     )
     warmup: Lines = Field((), description="Shell lines run once in each warm VM.")
-    packages: Names = Field((), description="Packages installed when the image is built.")
-    run: Lines = Field((), description="Further build steps, as shell lines.")
+    packages: Packages = Field((), description="Packages installed when the image is built.")
+    run: RunLines = Field((), description="Further build steps, as shell lines.")
     pkgmgr: PackageManager | None = Field(None, description="Left out: inferred from the base.")
     env: Annotated[dict[EnvName, Text], Field(max_length=ENV_MAX)] = Field(
         {}, description="Environment of every command."
@@ -255,7 +215,7 @@ class Boxfile(Part):
         None, description="A file with system calls; intersected with the built-in list."
     )
     restart: Restart = Field(Restart.always, description="When the VM dies unasked.")
-    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=LABELS_MAX)] = Field(
+    labels: Annotated[dict[LabelKey, ShortLine], Field(max_length=LABELS_MAX)] = Field(
         {}, description="For selection; no effect on the sandbox."
     )
 

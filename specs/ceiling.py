@@ -11,9 +11,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
-from specs.boxfile import AbsolutePath, Accel, Boxfile, Isolation, Line, OnDelete, State
+from specs.boxfile import Accel, Boxfile, Isolation, OnDelete, State
 from specs.document import Document
 from specs.errors import InvalidBoxfile
+from specs.fields import AbsolutePath, Line
 from specs.imagename import canonical
 from specs.tomltext import parse_toml
 from specs.validate import in_order, judge

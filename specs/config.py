@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from specs.boxfile import AbsolutePath
 from specs.document import Document
 from specs.errors import InvalidBoxfile, NotAllowed
+from specs.fields import AbsolutePath
 from specs.tomltext import parse_toml
 from specs.validate import in_order, judge
 

@@ -204,6 +204,8 @@ def _wording(kind: str, detail: Any, path: Path, value: Any, text: str) -> tuple
             return "the text is empty", "write a value, or remove the line to get the default"
         case "string_too_long":
             return "the text is too long", f"use at most {context['max_length']} characters"
+        case "too_short":
+            return "too few entries", f"write at least {context['min_length']}"
         case "too_long":
             return "too many entries", f"use at most {context['max_length']}"
         case "string_pattern_mismatch":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import string
 
 from hypothesis import strategies as st
@@ -52,4 +53,53 @@ def boxfiles() -> st.SearchStrategy[Boxfile]:
             on_delete=st.sampled_from(["keep", "erase"]),
         ),
         restart=st.sampled_from(["always", "never"]),
+    )
+
+
+_accounts = st.from_regex(r"[a-z_][a-z0-9_-]{0,8}", fullmatch=True)
+_paths = st.from_regex(r"/(etc|opt|home)(/[A-Za-z0-9 $'\"*;é-]{1,9}){1,3}", fullmatch=True)
+_files = st.one_of(
+    st.builds(
+        lambda path, content, append: {"path": path, "content": content, "append": append},
+        _paths,
+        texts,
+        st.booleans(),
+    ),
+    st.builds(
+        lambda path, content, mode: {
+            "path": path,
+            "content": base64.b64encode(content).decode(),
+            "encoding": "b64",
+            "permissions": f"{mode:04o}",
+        },
+        _paths,
+        st.binary(max_size=60),
+        st.integers(0, 0o7777),
+    ),
+)
+
+
+def recipes() -> st.SearchStrategy[Boxfile]:
+    """Any Boxfile whose image is built."""
+    return st.builds(
+        Boxfile,
+        name=names,
+        packages=st.lists(st.from_regex(r"[a-z0-9][a-z0-9+.]{1,9}", fullmatch=True), max_size=4),
+        run=st.lists(texts.filter(bool), max_size=3),
+        pkgmgr=st.sampled_from([None, "apk", "apt", "dnf"]),
+        env=st.dictionaries(variables, texts, max_size=3),
+        blueprint=st.fixed_dictionaries(
+            {
+                "users": st.lists(
+                    st.fixed_dictionaries(
+                        {"name": _accounts, "groups": st.lists(_accounts, max_size=3)},
+                        optional={"gecos": lines.filter(lambda text: ":" not in text)},
+                    ),
+                    max_size=3,
+                    unique_by=lambda user: user["name"],
+                ),
+                "write_files": st.lists(_files, max_size=4),
+                "runcmd": st.lists(st.one_of(texts, st.lists(texts, min_size=1)), max_size=3),
+            }
+        ),
     )
