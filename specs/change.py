@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specs.boxfile import Boxfile
+from specs.recipe import steps
 
 Effect = Literal["create", "start", "in-place", "replace", "stop", "delete", "none"]
 
 # Everything else is fixed when the VMM starts, so a change of it needs a new one.
 _IN_PLACE = frozenset({"timeout_seconds", "env", "labels", "restart", "data", "egress", "fork_of"})
+# What the image is built from. The packages in another order, or a package manager without packages
+# to install, change nothing of it.
+_BUILDS = frozenset({"packages", "pkgmgr", "run", "blueprint"})
 # Fields that are shown by their parts.
 _MAPS = frozenset({"env", "labels", "data"})
 
@@ -60,8 +64,11 @@ def _effect(field: str, old: Boxfile, new: Boxfile) -> Effect:
     top = field.partition(".")[0]
     if top == "state":
         return "stop" if new.state == "stopped" else "start"
-    if top in _IN_PLACE:
+    # The environment reaches every step of a build, so another one makes another image.
+    if top in _IN_PLACE and not (top == "env" and steps(new)):
         return "in-place"
+    if top in _BUILDS and steps(old) == steps(new):
+        return "none"
     return "replace" if old.state == new.state == "running" else "none"
 
 

@@ -80,6 +80,37 @@ def test_stopped_sandbox_has_no_vm_to_replace() -> None:
     assert effects(box(state="stopped"), box(state="stopped", cpus=4)) == {"cpus": "none"}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"packages": ["curl"]},
+        {"run": ["make"]},
+        {"blueprint": {"runcmd": ["make"]}},
+        {"blueprint": {"users": [{"name": "ada"}]}},
+    ],
+)
+def test_another_recipe_replaces_the_vm_and_so_does_its_environment(fields: dict[str, Any]) -> None:
+    (field,) = fields
+    assert effects(box(), box(**fields)) == {field: "replace"}
+    assert effects(box(**fields), box()) == {field: "replace"}
+    assert effects(box(**fields), box(**fields, env={"A": "x"})) == {"env.A": "replace"}
+    stopped = {**fields, "state": "stopped"}
+    assert effects(box(**stopped), box(**stopped, env={"A": "x"})) == {"env.A": "none"}
+
+
+def test_what_makes_the_same_image_changes_nothing() -> None:
+    old, new = box(packages=["a", "b"]), box(packages=["b", "a"])
+    assert effects(old, new) == {"packages": "none"}
+    assert effects(box(), box(pkgmgr="apt")) == {"pkgmgr": "none"}
+    assert effects(box(run=["x"]), box(run=["x"], pkgmgr="apt")) == {"pkgmgr": "none"}
+    assert effects(box(packages=["a"]), box(packages=["a"], pkgmgr="apt")) == {"pkgmgr": "replace"}
+    assert effects(box(), box(blueprint={})) == {"blueprint": "none"}
+
+
+def test_environment_without_a_recipe_any_more_is_changed_in_place() -> None:
+    assert effects(box(run=["x"]), box(env={"A": "1"})) == {"run": "replace", "env.A": "in-place"}
+
+
 def test_empty_and_absent_variable_differ() -> None:
     (change,) = changes(box(), box(env={"A": ""}))
     assert (change.field, change.old, change.new) == ("env.A", "", "")
