@@ -238,6 +238,7 @@ def records(window: Window) -> Iterator[Record]:
 
 def _decode(window: Window, at: int) -> tuple[Record, int]:
     """The record at `at`, and where the next one begins."""
+    head = window.place(at, RECORD.size)  # first: it may replace what is held
     (
         kind,
         zero,
@@ -251,7 +252,7 @@ def _decode(window: Window, at: int) -> tuple[Record, int]:
         gid,
         number,
         length,
-    ) = RECORD.unpack_from(window.held, window.place(at, RECORD.size))
+    ) = RECORD.unpack_from(window.held, head)
     least, most, body_least, body_most = _LIMITS.get(kind, _NONE)
     if (
         zero or mode > 0o7777 or size > SIZE_MAX or length > SIZE_MAX or nanoseconds >= NANO
