@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from controller import diskroutes, execframes, execstream
+from controller import diskroutes, execframes, execstream, imageroutes
 from controller.apireply import Handler, Reply
 from controller.apirequest import exec_request, text_body
 from controller.httpconn import Gone, HttpConnection, Limits, Refused, Request
@@ -96,6 +96,7 @@ ROUTES: Mapping[tuple[str, str], Mapping[str, Handler]] = {
     ("sandboxes", "events"): {"GET": _events},
     ("sandboxes", "verify"): {"POST": _verify},
     **diskroutes.ROUTES,
+    **imageroutes.ROUTES,
 }
 
 
@@ -253,7 +254,7 @@ def _target(request: Request) -> tuple[str, str]:
             return check_name(name), "{name}"
         case ["", "v1", "sandboxes", name, action] if action in ACTIONS:
             return check_name(name), action
-        case ["", "v1", ("version" | "sandboxes" | "prune") as collection]:
+        case ["", "v1", ("version" | "sandboxes" | "prune" | "images") as collection]:
             return "", collection
     raise NoRoute
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from controller.httpconn import Request
@@ -68,6 +69,31 @@ def object_body(data: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise UsageError("the body is not a JSON object")
     return body
+
+
+def fields(request: Request, *known: str) -> dict[str, object]:
+    """The body's fields, none for an empty body. Raises UsageError for one that is not `known`."""
+    body = object_body(request.body) if request.body else {}
+    unknown = sorted(set(body) - set(known))
+    if unknown:
+        raise UsageError(f"unknown field {unknown[0]!r}", fix="known: " + ", ".join(known))
+    return body
+
+
+def text(body: Mapping[str, object], field: str) -> str:
+    """A string, empty where it is left out. Raises UsageError."""
+    value = body.get(field, "")
+    if not isinstance(value, str):
+        raise UsageError(f"{field}: a string is expected")
+    return value
+
+
+def flag(body: Mapping[str, object], field: str) -> bool:
+    """True or false, false where it is left out. Raises UsageError."""
+    value = body.get(field, False)
+    if not isinstance(value, bool):
+        raise UsageError(f"{field}: true or false is expected")
+    return value
 
 
 def _argv(body: dict[str, Any]) -> tuple[bytes, ...]:

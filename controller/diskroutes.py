@@ -7,7 +7,7 @@ from dataclasses import asdict
 from urllib.parse import parse_qs
 
 from controller.apireply import Handler, Reply
-from controller.apirequest import object_body
+from controller.apirequest import fields, flag, text
 from controller.httpconn import Request
 from controller.service import Service
 from specs.errors import UsageError
@@ -21,7 +21,7 @@ async def _list(service: Service, request: Request, name: str) -> Reply:
 
 
 async def _take(service: Service, request: Request, name: str) -> Reply:
-    label = await service.disks.snapshot(name, _text(_fields(request, "label"), "label"))
+    label = await service.disks.snapshot(name, text(fields(request, "label"), "label"))
     return Reply({"name": name, "label": label, "result": "taken"}, 201)
 
 
@@ -35,21 +35,21 @@ async def _forget(service: Service, request: Request, name: str) -> Reply:
 
 
 async def _restore(service: Service, request: Request, name: str) -> Reply:
-    body = _fields(request, "label", "discard")
-    label = _text(body, "label")
-    kept = await service.disks.restore(name, label, discard=_flag(body, "discard"))
+    body = fields(request, "label", "discard")
+    label = text(body, "label")
+    kept = await service.disks.restore(name, label, discard=flag(body, "discard"))
     return Reply({"name": name, "label": label, "kept": kept, "result": "restored"})
 
 
 async def _reset(service: Service, request: Request, name: str) -> Reply:
-    discard = _flag(_fields(request, "discard"), "discard")
+    discard = flag(fields(request, "discard"), "discard")
     kept = await service.disks.reset(name, discard=discard)
     return Reply({"name": name, "kept": kept, "result": "reset"})
 
 
 async def _data(service: Service, request: Request, name: str) -> Reply:
-    body = _fields(request, "action", "transfer")
-    action, transfer = _text(body, "action"), _text(body, "transfer")
+    body = fields(request, "action", "transfer")
+    action, transfer = text(body, "action"), text(body, "transfer")
     if action not in ACTIONS:
         raise UsageError(f"action: one of {', '.join(ACTIONS)} is expected")
     await service.disks.transfer(name, action, transfer)
@@ -62,25 +62,3 @@ ROUTES: Mapping[tuple[str, str], Mapping[str, Handler]] = {
     ("sandboxes", "reset"): {"POST": _reset},
     ("sandboxes", "data"): {"POST": _data},
 }
-
-
-def _fields(request: Request, *known: str) -> dict[str, object]:
-    body = object_body(request.body) if request.body else {}
-    unknown = sorted(set(body) - set(known))
-    if unknown:
-        raise UsageError(f"unknown field {unknown[0]!r}", fix="known: " + ", ".join(known))
-    return body
-
-
-def _text(body: Mapping[str, object], field: str) -> str:
-    value = body.get(field, "")
-    if not isinstance(value, str):
-        raise UsageError(f"{field}: a string is expected")
-    return value
-
-
-def _flag(body: Mapping[str, object], field: str) -> bool:
-    value = body.get(field, False)
-    if not isinstance(value, bool):
-        raise UsageError(f"{field}: true or false is expected")
-    return value

@@ -247,6 +247,7 @@ class Controller:
         log.info("watching %s", self._layout.boxes)
         await stopping.wait()
         await server.close()
+        await service.images.close()
         await self._end(tasks)
         return int(self._displaced)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from agent.messages import ExecRequest
+    from reconcilers.images.progress import Seen
+    from reconcilers.images.stored import Stored
     from reconcilers.snapshots import Listed
     from specs.drift import Event
     from specs.reading import Reading
@@ -102,12 +104,36 @@ class Disks(Protocol):
         """
 
 
+class Pictures(Protocol):
+    """Root images."""
+
+    async def build(self, name: str, *, pull: bool) -> int:
+        """Begin to make the image of a sandbox, or join who makes it; which run of it that is.
+        `pull` looks its tag up again. Raises NoSandbox, RefusedByPolicy.
+        """
+
+    def progress(self, name: str, start: int) -> Seen | None:
+        """How that stands, with its lines from number `start` on; None when nothing was built since
+        the controller began. Raises NoSandbox.
+        """
+
+    async def images(self) -> Sequence[Stored]:
+        """Every image that is here. Raises HostError."""
+
+    async def prune(self, *, dry_run: bool) -> Sequence[Stored]:
+        """Remove what no sandbox uses, or with `dry_run` only say what that is."""
+
+
 class Service(Protocol):
     """The controller as its socket sees it. Names given here have already been validated."""
 
     @property
     def disks(self) -> Disks:
         """What can be done to data disks."""
+
+    @property
+    def images(self) -> Pictures:
+        """What can be done with root images."""
 
     def names(self) -> Sequence[str]:
         """Every sandbox the controller knows, sorted."""

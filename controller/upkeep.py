@@ -66,6 +66,7 @@ class Upkeep:
         """
         self._mend_files()
         self._mend_claims()
+        self._host.images.board.keep_only(self._inventory.entries)
         transfers.sweep(self._layout.transfers)
         # Only when everything that runs is known does a network of nobody belong to nobody.
         if self._find_strays() and not self._inventory.vanishing.reason:

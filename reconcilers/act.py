@@ -83,7 +83,9 @@ class Actor:
         """Perform `step`. Raises BoxError or OSError; the caller undoes what the pass created."""
         match step:
             case steps.BuildImage():
-                await building.build(self._host.images, step.base, self._mount_rules)
+                images, rules = self._host.images, self._mount_rules
+                progress = images.board.begin(self._name)
+                await building.build(images, step.base, rules, progress, again=step.again)
             case steps.ClaimIdentity():
                 await asyncio.to_thread(self._claim)
             case steps.ReleaseIdentity():

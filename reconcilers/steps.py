@@ -44,9 +44,14 @@ class Step:
 
 @dataclass(frozen=True)
 class BuildImage(Step):
+    """`again`: what the base means is looked up anew, also when its image is here."""
+
     base: str = ""
+    again: bool = False
 
     def describe(self) -> str:
+        if self.again:
+            return f"look {self.base} up and build its root image"
         return f"build the root image of {self.base}"
 
 

@@ -13,7 +13,7 @@ import shlex
 from importlib import import_module
 from typing import Any, NoReturn
 
-from controller.cli import diskwords, words
+from controller.cli import diskwords, imagewords, words
 from controller.cli.words import Verb
 
 FORMS = ("table", "wide", "json", "yaml", "toml", "name")
@@ -137,6 +137,7 @@ def build() -> Parser:
     _running(verb)
     _changing(verb)
     diskwords.add(verb)
+    imagewords.add(verb)
     _reading(verb)
     _host(verb)
     return parser

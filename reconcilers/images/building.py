@@ -10,20 +10,39 @@ from reconcilers.facts import Image
 from reconcilers.images.progress import Progress
 from reconcilers.images.store import Images
 from reconcilers.mounts import Rules
+from specs.errors import BoxError
 
 
 async def build(
     images: Images,
     base: str,
     rules: Callable[[], Rules],
-    progress: Progress | None = None,
+    progress: Progress,
     *,
     again: bool = False,
 ) -> Image:
     """The image of `base`, built in a thread. Cancelling this ends what is fetched or written, and
-    waits for it to be cleared away. `again`: what the base stands for is looked up anew. Raises
-    BoxError, OSError.
+    waits for it to be cleared away. `again`: what the base stands for is looked up anew.
+    `progress` is told all of it, and how it ended. Raises BoxError, OSError.
     """
+    try:
+        image = await _built(images, base, rules, progress, again)
+    except BoxError as error:
+        progress.failed(error.message, error.fix)
+        raise
+    except asyncio.CancelledError:
+        progress.failed("it was given up: the sandbox, or its Boxfile, changed")
+        raise
+    except BaseException as error:
+        progress.failed(str(error))
+        raise
+    progress.succeeded(image.digest)
+    return image
+
+
+async def _built(
+    images: Images, base: str, rules: Callable[[], Rules], progress: Progress, again: bool
+) -> Image:
     stop = threading.Event()
 
     def work() -> Image:

@@ -22,7 +22,8 @@ Raw = bytes  # the method `bytes` hides the type below
 class Seen:
     """A moment of it. `lines` are those from the asked number on that are still kept, `first` the
     number of the first of them. `total` is 0 where nobody knows it. `state` is `running`, `done` or
-    `failed`, and `failure` then says why. `run` counts how often it was begun.
+    `failed`, and `failure` then says why; `digest` is that of the finished image. `run` counts how
+    often it was begun.
     """
 
     run: int
@@ -34,6 +35,7 @@ class Seen:
     lines: tuple[Raw, ...]
     failure: str
     fix: str
+    digest: str = ""
 
 
 class Progress:
@@ -47,7 +49,7 @@ class Progress:
         self._done = self._total = 0
         self._count = 0  # of all lines, those not kept included
         self._lines: deque[Raw] = deque(maxlen=LINES_KEPT)
-        self._failure = self._fix = ""
+        self._failure = self._fix = self._digest = ""
         self._leader: Progress | None = None
 
     def stage(self, text: str) -> None:
@@ -72,16 +74,17 @@ class Progress:
         with self._lock:
             self._leader = leader if leader is not self else None
 
-    def succeeded(self) -> None:
-        self._end("done", "", "")
+    def succeeded(self, digest: str = "") -> None:
+        self._end("done", "", "", digest)
 
     def failed(self, message: str, fix: str = "") -> None:
-        self._end("failed", message, fix)
+        self._end("failed", message, fix, "")
 
-    def _end(self, state: str, message: str, fix: str) -> None:
+    def _end(self, state: str, message: str, fix: str, digest: str) -> None:
         with self._lock:
             self._leader = None
-            self._state, self._failure, self._fix = state, message, fix
+            self._state, self._digest = state, digest
+            self._failure, self._fix = message, fix
 
     def seen(self, start: int = 0) -> Seen:
         """How it stands, with the lines from number `start` on."""
@@ -101,7 +104,7 @@ class Progress:
         lines = tuple(self._lines)[first - oldest :]
         return Seen(
             self._run, self._state, self._stage, self._done, self._total, first, lines,
-            self._failure, self._fix,
+            self._failure, self._fix, self._digest,
         )  # fmt: skip
 
 

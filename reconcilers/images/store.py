@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from reconcilers.facts import Image
 from reconcilers.images import about, builtin, sources
 from reconcilers.images.guestneeds import CONTENTS, complete
-from reconcilers.images.progress import Progress
+from reconcilers.images.progress import Board, Progress
 from reconcilers.images.refs import Refs
 from reconcilers.images.squash import write_squashfs
 from reconcilers.images.tree import BadImage
@@ -29,7 +30,7 @@ from reconcilers.mounts import Rules
 from reconcilers.process import GivenUp, run
 from reconcilers.smallfile import read_small, stat_signature
 from specs.errors import HostError
-from specs.imagename import Builtin, ImageName, parse_image
+from specs.imagename import BUSYBOX, BadImageName, Builtin, ImageName, parse_image
 
 # Part of every digest but the builtin one's: raise it whenever the same source makes another tree.
 _RECIPE = "box image 1"
@@ -37,13 +38,16 @@ _STAGING, _GONE = ".build-", ".gone-"
 # How many images are fetched or made at once; whoever waits for the same one takes a place, too.
 _AT_ONCE = 8
 _LOCK_SECONDS = 0.2
+_DIGEST = re.compile("[0-9a-f]{64}")
+_OWN = str(Builtin(BUSYBOX))
 
 
 class Images:
     """The images folder of one home."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = self._folder = folder
+        self.board = Board()
         self._refs = Refs(folder)
         self._builtin: tuple[tuple[int, ...], str] = ((), "")
         self._locks: dict[str, threading.Lock] = {}
@@ -81,6 +85,26 @@ class Images:
         if not path.is_file():
             return None
         return Image(digest, sha256, path)
+
+    def present(self) -> dict[str, Image | None]:
+        """Every image here by its digest, None for one that is not whole. Raises OSError."""
+        try:
+            names = [each for each in os.listdir(self._folder) if _DIGEST.fullmatch(each)]
+        except FileNotFoundError:
+            return {}
+        return {name: self._whole(name) for name in sorted(names)}
+
+    def named(self) -> dict[str, list[str]]:
+        """The names that mean each digest now. Raises HostError, OSError."""
+        found: dict[str, list[str]] = {self.digest_for(_OWN): [_OWN]}
+        for name, identity in self._refs.all().items():
+            with suppress(BadImageName):  # somebody wrote it into the file
+                found.setdefault(_digest(parse_image(name), identity), []).append(name)
+        return found
+
+    def forget(self, names: Iterable[str]) -> None:
+        """What these names mean is looked up anew when it is needed again. Raises as above."""
+        self._refs.drop(names)
 
     def build(
         self,

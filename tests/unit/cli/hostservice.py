@@ -16,6 +16,8 @@ from agent.messages import ExecRequest, Exit
 from controller.api import ApiServer
 from controller.httpconn import Limits
 from controller.service import Applied, Output
+from reconcilers.images.progress import Progress, Seen
+from reconcilers.images.stored import Stored
 from reconcilers.snapshots import Listed
 from specs.drift import Event
 from specs.errors import (
@@ -171,6 +173,32 @@ class HostDisks:
         self._note("transfer", name, action, transfer)
 
 
+class HostImages:
+    """What `agent` starts from; `progress` is what its build says of itself."""
+
+    def __init__(self, service: HostService) -> None:
+        self._service = service
+        self.found: Progress | None = None
+        self.asked: list[tuple[object, ...]] = []
+
+    async def build(self, name: str, *, pull: bool) -> int:
+        self._service._check(name)
+        self.asked.append(("build", name, pull))
+        self.found = self.found or Progress()
+        return self.found.seen().run
+
+    def progress(self, name: str, start: int) -> Seen | None:
+        self._service._check(name)
+        return self.found.seen(start) if self.found is not None else None
+
+    async def images(self) -> Sequence[Stored]:
+        return (Stored("a" * 64, ("debian:12",), 4096, ("agent",)), Stored("b" * 64, (), 1024, ()))
+
+    async def prune(self, *, dry_run: bool) -> Sequence[Stored]:
+        self.asked.append(("prune", dry_run))
+        return [each for each in await self.images() if not each.used_by]
+
+
 class HostService:
     """Sandboxes `agent` (up) and `down` (not up). Remembers what it was asked for."""
 
@@ -182,6 +210,7 @@ class HostService:
         self.poked: list[str] = []
         self.confirmed = False
         self.disks = HostDisks(self)
+        self.images = HostImages(self)
         self.readings: list[Reading] = [
             Reading("seccomp", "mode", "2", "2", True, "/proc/1/status", "live", "replace")
         ]

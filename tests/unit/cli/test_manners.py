@@ -38,6 +38,8 @@ VERBS = [
     "schema",
     "new",
     "prune",
+    "build",
+    "images",
     "snapshot",
     "snapshots",
     "restore",

@@ -1,0 +1,141 @@
+"""Building an image when somebody asks for it, and taking away those that nobody uses.
+
+The controller does it: whoever asked may leave, and it goes on. A build ends with its sandbox, or
+when its Boxfile names another base.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from controller import mountrules
+from controller.entry import Entry
+from controller.inventory import Inventory
+from reconcilers.host import Host
+from reconcilers.images import building
+from reconcilers.images.progress import Progress, Seen
+from reconcilers.images.stored import Stored, stored
+from reconcilers.mounts import Rules
+from specs.errors import BoxError, NoSandbox, RefusedByPolicy
+from specs.text import visible
+
+CHANGE_SECONDS = 0.5
+"""How soon a build ends that is for nothing any more."""
+PLACING_SECONDS = 0.05
+"""How soon it is tried again to discard an image while another one is placed."""
+PLACING_TRIES = 100
+
+
+class ImageVerbs:
+    """The images of one home (`controller.service.Pictures`). `wake` asks for a pass."""
+
+    def __init__(self, host: Host, inventory: Inventory, wake: Callable[[str], None]) -> None:
+        self._host = host
+        self._inventory = inventory
+        self._wake = wake
+        self._building: dict[str, asyncio.Task[None]] = {}
+
+    async def build(self, name: str, *, pull: bool) -> int:
+        entry = self._entry(name)
+        if entry.over_ceiling:
+            raise RefusedByPolicy(
+                f"policy.toml forbids the Boxfile of {name}", fix=f"box describe {name} says why"
+            )
+        board, task = self._host.images.board, self._building.get(name)
+        going = board.get(name)
+        if going is not None and going.seen().state == "running" and not pull:
+            return going.seen().run  # a pass is making it, or somebody asked before
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        progress = board.begin(name)
+        made = asyncio.get_running_loop().create_task(self._build(name, entry, progress, pull))
+        self._building[name] = made
+        made.add_done_callback(lambda task: self._done(name, task))
+        return progress.seen().run
+
+    def progress(self, name: str, start: int) -> Seen | None:
+        self._entry(name)
+        found = self._host.images.board.get(name)
+        return found.seen(start) if found is not None else None
+
+    async def images(self) -> Sequence[Stored]:
+        return await asyncio.to_thread(self._stored)
+
+    async def prune(self, *, dry_run: bool) -> Sequence[Stored]:
+        images, gone = self._host.images, list[Stored]()
+        unused = [each for each in await self.images() if not each.used_by]
+        if dry_run:
+            return unused
+        for digest in (each.digest for each in unused):
+            # Looked at again together with the discarding, so that no sandbox can come in between:
+            # what uses an image is decided on this very thread.
+            for _ in range(PLACING_TRIES):
+                now = {each.digest: each for each in self._stored()}.get(digest)
+                if now is None or now.used_by:
+                    break
+                if images.discard(digest):
+                    gone.append(now)
+                    break
+                await asyncio.sleep(PLACING_SECONDS)
+        await asyncio.to_thread(images.forget, [name for each in gone for name in each.names])
+        await asyncio.to_thread(images.clear)
+        return gone
+
+    async def close(self) -> None:
+        """End every build that was asked for."""
+        tasks = list(self._building.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _stored(self) -> tuple[Stored, ...]:
+        specs = {name: entry.record.spec for name, entry in self._inventory.entries.items()}
+        return stored(self._host.images, self._host.layout, specs)
+
+    async def _build(self, name: str, entry: Entry, progress: Progress, pull: bool) -> None:
+        spec = entry.record.spec
+        assert spec is not None
+        images, base = self._host.images, spec.base
+        before = await asyncio.to_thread(images.digest_for, base)
+
+        def rules() -> Rules:
+            return mountrules.rules_for(self._host, self._inventory, name)
+
+        work = asyncio.ensure_future(building.build(images, base, rules, progress, again=pull))
+        try:
+            while not work.done():
+                await asyncio.wait({work}, timeout=CHANGE_SECONDS)
+                if not self._wanted(name, base):
+                    return
+            image = work.result()
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+        if before and image.digest != before:
+            # Asked for, so that the VM which is replaced now is no drift.
+            entry.converged_generation = -1
+            self._inventory.event(entry, "pulled", f"{visible(base, 300)} is another image now")
+        self._wake(name)
+
+    def _wanted(self, name: str, base: str) -> bool:
+        entry = self._inventory.entries.get(name)
+        box = entry.box if entry is not None else None
+        return box is not None and box.base == base
+
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._building.get(name) is task:
+            del self._building[name]
+        with contextlib.suppress(asyncio.CancelledError, BoxError, OSError):
+            task.result()  # what failed is in its progress; a mistake of ours is the loop's to say
+
+    def _entry(self, name: str) -> Entry:
+        entry = self._inventory.entries.get(name)
+        if entry is None or entry.record.spec is None or entry.removing:
+            raise NoSandbox(
+                f"there is no sandbox {name}", fix=f"box new {name}, or box get to list them"
+            )
+        return entry
