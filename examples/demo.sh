@@ -141,7 +141,7 @@ show box get
 chapter '2. A Boxfile is dropped into it.'
 dropped=$(date +%s)
 show cp examples/hello.box.yaml "$BOX_HOME/boxes/"
-show box wait hello --for Ready --timeout 60
+show box wait hello --for Ready --timeout 180
 tell "It took $(($(date +%s) - dropped)) s from the copy to Ready."
 show box get
 VMM=$(vmm_pid)
@@ -163,8 +163,8 @@ CGROUPS=$(cgroups_of "$VMM")
 
 chapter '5. Somebody kills that process. The folder still says the sandbox should exist.'
 show kill -9 "$VMM"
-until_true 60 has_new_vmm || fail 'no new machine within 60 s'
-show box wait hello --for Ready --timeout 60
+until_true 180 has_new_vmm || fail 'no new machine within 180 s'
+show box wait hello --for Ready --timeout 180
 show box drift hello
 VMM=$(vmm_pid)
 tell 'It is another machine with the same /data:'

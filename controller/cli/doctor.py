@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from controller.cli import output
 from controller.cli.doctor_checks import CHECKS, NEEDED_FOR
 from controller.cli.doctor_result import Check, Result, Subject, subject
+from controller.cli.place import NOT_OURS
 from specs.errors import BoxError
 from specs.text import visible
 
@@ -49,11 +52,21 @@ def _run(check: Check, about: Subject) -> Result:
     return replace(_answer(check, name, about), needed_for=NEEDED_FOR.get(function, ""))
 
 
+def _denied(name: str, about: Subject, problem: PermissionError) -> Result:
+    """Most often all of the home is somebody else's."""
+    path = Path(os.fsdecode(problem.filename)) if problem.filename else about.home
+    foreign = about.home in (path, *path.parents) and os.geteuid() != 0
+    why = f"{path}: {problem.strerror}"
+    return Result(name, "fail", visible(why, 300), NOT_OURS if foreign else f"ls -ld {path}")
+
+
 def _answer(check: Check, name: str, about: Subject) -> Result:
     try:
         return check(name, about)
     except BoxError as problem:
         return Result(name, "fail", problem.message, problem.fix)
+    except PermissionError as problem:
+        return _denied(name, about, problem)
     except Exception as problem:
         why = visible(f"{type(problem).__name__} {problem}", 300)
         return Result(name, "fail", f"could not be checked: {why}")

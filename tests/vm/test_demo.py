@@ -11,7 +11,7 @@ import pytest
 
 from tests.lint.tree import ROOT
 
-pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(400)]
 
 
 class Demo:

@@ -169,4 +169,5 @@ def test_whose_home_it_is_is_told_to_another_user(tmp_path: Path) -> None:
         )  # fmt: skip
         assert "belongs to somebody else" in text(done), verb
         assert done.returncode == 1
+        assert b"PermissionError" not in done.stdout + done.stderr
     layout.runtime.rmdir()

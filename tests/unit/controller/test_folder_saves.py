@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from controller.sources.folder import CONSISTENT_TRIES
 from tests.unit.controller.scanning import Scanner, settle, text
 
 # -- W2: ConfigMap -------------------------------------------------------------------------------
@@ -90,7 +91,9 @@ def test_a_feeder_is_switched_as_a_whole(boxes: Path, look: Scanner) -> None:
     assert {source.data for source in found.files.values()} == {text(cpus=2)}
 
 
-def test_a_scan_never_mixes_two_versions_of_a_feeder(boxes: Path, look: Scanner) -> None:
+def test_a_scan_never_mixes_two_versions_of_a_feeder(
+    boxes: Path, look: Scanner, tmp_path: Path
+) -> None:
     versions = []
     for i in range(2):
         (boxes / f".feed-{i}").mkdir()
@@ -103,16 +106,29 @@ def test_a_scan_never_mixes_two_versions_of_a_feeder(boxes: Path, look: Scanner)
         "for i in itertools.count():\n"
         "    os.symlink(f'.feed-{i % 2}', '.new')\n"
         "    os.rename('.new', 'team.d')\n"
+        "    os.pwrite(1, i.to_bytes(8, 'little'), 0)\n"
         "    time.sleep(0.005)\n"
     )
-    switcher = subprocess.Popen([sys.executable, "-c", code], cwd=boxes)
+    count = tmp_path / "switches"
+    count.write_bytes(bytes(8))
+    with open(count, "r+b") as told:
+        switcher = subprocess.Popen([sys.executable, "-c", code], cwd=boxes, stdout=told)
+
+    def switches() -> int:
+        return int.from_bytes(count.read_bytes(), "little")
+
     seen: set[frozenset[str]] = set()
     try:
         deadline = time.monotonic() + 20
         scans = 0
         while (scans < 400 or len(seen) < 2) and time.monotonic() < deadline:
+            before = switches()
             found = look()
-            assert len({source.data for source in found.files.values()}) == 1
+            mixed = len({source.data for source in found.files.values()}) > 1
+            # One that never rests, as on a busy host, is taken as it comes.
+            assert not mixed or switches() - before >= CONSISTENT_TRIES
+            if mixed:
+                continue
             seen.add(frozenset(found.files))
             scans += 1
     finally:
