@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 from specs.errors import ProtocolError
 
 MAGIC = b"BOXDATA\1"
 HEADER = MAGIC + bytes(8)
+CHANGES_HEADER = b"BOXDIFF\1" + bytes(8)  # of an archive of changes
 RECORD = struct.Struct("<BBHHHQqIIIIQ")
 UNIT = 8  # every record begins at a multiple of it
 BLOCK = 4096  # and so does each long run of data, so that it can be shared instead of copied
@@ -45,6 +46,23 @@ class Kind(IntEnum):
     DATA = 6  # of the FILE before it; the rest of a file is holes
     NOTE = 7  # something the archive lacks, or that is not as it was
     END = 8
+    # Only in an archive of changes.
+    GONE = 9
+    GONE_FOLDER = 10  # what follows was in it, until its LEAVE
+    PASS = 11  # a directory that is as it was; what follows is in it, until its LEAVE
+    TOP = 12  # /data itself
+
+
+class Change(IntFlag):
+    """What of an entry is another than it was. A plain archive has none."""
+
+    ADDED = 1
+    CONTENT = 2
+    MODE = 4
+    OWNER = 8
+    ATTRIBUTES = 16
+    TYPE = 32
+    LINKS = 64
 
 
 class Reason(IntEnum):
@@ -68,6 +86,7 @@ class Record(NamedTuple):
     DATA, or of all data before END. `number`: of a FILE with several names (else 0) or of the one a
     HARD names, from 1 on; the Reason of a NOTE; how many NOTEs were before END. `body`: extended
     attributes, or where a SYMLINK leads. `position`: where in the archive the bytes of DATA are.
+    `change`: see Change.
     """
 
     kind: int
@@ -81,18 +100,30 @@ class Record(NamedTuple):
     length: int = 0
     body: bytes = b""
     position: int = 0
+    change: int = 0
 
 
 def encode(record: Record, position: int) -> bytes:
     """The bytes of `record` at `position` of the archive, up to where its data begins. `position`
     is a multiple of UNIT. Raises struct.error for numbers that do not fit.
     """
-    kind, name, mode, size, mtime_ns, uid, gid, number, length, body, _ = record
+    kind, name, mode, size, mtime_ns, uid, gid, number, length, body, _, change = record
     seconds, nanoseconds = divmod(mtime_ns, NANO)
     if not SECONDS_MIN <= seconds <= SECONDS_MAX:
         seconds = min(max(seconds, SECONDS_MIN), SECONDS_MAX)
     data = RECORD.pack(
-        kind, 0, mode, len(name), len(body), size, seconds, nanoseconds, uid, gid, number, length
+        kind,
+        change,
+        mode,
+        len(name),
+        len(body),
+        size,
+        seconds,
+        nanoseconds,
+        uid,
+        gid,
+        number,
+        length,
     )
     data += name + body
     unit = BLOCK if length >= LONG and kind == _DATA else UNIT
@@ -163,7 +194,9 @@ class Window:
 class _Order:
     """Whether a record may follow those before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, changes: bool) -> None:
+        self._changes = changes
+        self._gone = 0  # directories that are gone and that we are in
         self.depth = self.entries = self.notes = self.data = 0
         self.numbers = 0
         self._size = -1  # of the file whose data may come
@@ -174,6 +207,11 @@ class _Order:
         kind = record.kind
         if kind == _DATA:
             return self._data(record)
+        if self._changes:
+            if wrong := self._fits(record):
+                return wrong
+        elif kind > _END or record.change:
+            return "a change where none belongs"
         if kind == _FILE:
             self.entries += 1
             return self._file(record)
@@ -182,17 +220,30 @@ class _Order:
             return self._end(record)
         if kind == _LEAVE:
             self.depth -= 1
+            self._gone -= self._gone > 0
             return "it leaves more directories than it entered" if self.depth < 0 else ""
         if kind == _NOTE:
             self.notes += 1
             return ""
-        self.entries += 1
-        if kind == _FOLDER:
+        self.entries += kind != Kind.PASS
+        if kind in _FOLDERS:
             self.depth += 1
+            self._gone += kind == Kind.GONE_FOLDER
             return "its directories are too deep" if self.depth > DEPTH_MAX else ""
         if kind == _HARD:
             known = 1 <= record.number <= self.numbers
             return "" if known else "it links to a file that was not before it"
+        return ""
+
+    def _fits(self, record: Record) -> str:
+        """What stands against a record of its kind in an archive of changes."""
+        kind = record.kind
+        if (record.change != 0) != (kind in _CHANGED):
+            return "a change where none belongs, or none where one does"
+        if self._gone and kind not in _INSIDE_GONE:
+            return "something in a directory that is gone"
+        if kind == Kind.TOP and (self.depth or self.entries):
+            return "its top comes late"
         return ""
 
     def _file(self, record: Record) -> str:
@@ -207,7 +258,7 @@ class _Order:
     def _data(self, record: Record) -> str:
         if self._size < 0:
             return "it has data that belongs to no file"
-        if record.size < self._until or record.length == 0:
+        if record.size < self._until or record.length == 0 or record.change:
             return "the data of a file is out of order"
         self._until = record.size + record.length
         self.data += record.length
@@ -221,11 +272,13 @@ class _Order:
         return "" if counted == told else "its counts do not agree with what it holds"
 
 
-def records(window: Window) -> Iterator[Record]:
-    """Every record in order, the last one END. Raises ProtocolError for what no archive may be."""
-    if window.bytes(0, len(HEADER)) != HEADER:
+def records(window: Window, *, changes: bool = False) -> Iterator[Record]:
+    """Every record in order, the last one END. Raises ProtocolError for what no archive, or no
+    archive of changes, may be.
+    """
+    if window.bytes(0, len(HEADER)) != (CHANGES_HEADER if changes else HEADER):
         raise ProtocolError("what the guest wrote is no archive")
-    at, order = len(HEADER), _Order()
+    at, order = len(HEADER), _Order(changes)
     while True:
         record, following = _decode(window, at)
         if wrong := order.check(record):
@@ -241,7 +294,7 @@ def _decode(window: Window, at: int) -> tuple[Record, int]:
     head = window.place(at, RECORD.size)  # first: it may replace what is held
     (
         kind,
-        zero,
+        change,
         mode,
         name_size,
         body_size,
@@ -255,7 +308,7 @@ def _decode(window: Window, at: int) -> tuple[Record, int]:
     ) = RECORD.unpack_from(window.held, head)
     least, most, body_least, body_most = _LIMITS.get(kind, _NONE)
     if (
-        zero or mode > 0o7777 or size > SIZE_MAX or length > SIZE_MAX or nanoseconds >= NANO
+        change > _CHANGE_MAX or mode > 0o7777 or size > SIZE_MAX or length > SIZE_MAX or nanoseconds >= NANO
         or not least <= name_size <= most or not body_least <= body_size <= body_most
         or not SECONDS_MIN <= seconds <= SECONDS_MAX
     ):  # fmt: skip
@@ -278,7 +331,7 @@ def _decode(window: Window, at: int) -> tuple[Record, int]:
         if following > window.end:
             raise ProtocolError("the archive ends in the middle of a file")
     when = seconds * NANO + nanoseconds
-    made = Record(kind, name, mode, size, when, uid, gid, number, length, body, start)
+    made = Record(kind, name, mode, size, when, uid, gid, number, length, body, start, change)
     return made, following + -following % UNIT
 
 
@@ -286,6 +339,10 @@ def _decode(window: Window, at: int) -> tuple[Record, int]:
 _FOLDER, _LEAVE, _FILE, _SYMLINK = map(int, (Kind.FOLDER, Kind.LEAVE, Kind.FILE, Kind.SYMLINK))
 _HARD, _DATA, _NOTE, _END = map(int, (Kind.HARD, Kind.DATA, Kind.NOTE, Kind.END))
 _NO_NAMES = (b".", b"..")
+_FOLDERS = frozenset({Kind.FOLDER, Kind.GONE_FOLDER, Kind.PASS})
+_CHANGED = frozenset({Kind.FOLDER, Kind.FILE, Kind.SYMLINK, Kind.HARD, Kind.TOP})
+_INSIDE_GONE = frozenset({Kind.GONE, Kind.GONE_FOLDER, Kind.LEAVE, Kind.NOTE})
+_CHANGE_MAX = sum(Change)
 # Least and most bytes of the name, and of the body; _NONE holds of no record.
 _LIMITS = {
     _FOLDER: (1, NAME_MAX, 0, BODY_MAX),
@@ -293,6 +350,10 @@ _LIMITS = {
     _SYMLINK: (1, NAME_MAX, 1, TARGET_MAX),
     _HARD: (1, NAME_MAX, 0, 0),
     _NOTE: (1, NAME_MAX, 0, 0),
+    int(Kind.GONE): (1, NAME_MAX, 0, 0),
+    int(Kind.GONE_FOLDER): (1, NAME_MAX, 0, 0),
+    int(Kind.PASS): (1, NAME_MAX, 0, BODY_MAX),
+    int(Kind.TOP): (0, 0, 0, BODY_MAX),
 } | dict.fromkeys((_LEAVE, _DATA, _END), (0, 0, 0, 0))
 _NONE = (1, 0, 1, 0)
 

@@ -45,6 +45,8 @@ class Kind(IntEnum):
     NETWORK = 12
     EXPORT = 13
     IMPORT = 14
+    CHANGES = 15
+    MERGE = 16
 
 
 @dataclass(frozen=True)

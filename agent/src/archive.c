@@ -1,17 +1,19 @@
 #include "archive.h"
 
 #include <endian.h>
-#include <stdbool.h>
 #include <string.h>
 
 #define SECONDS_MIN (-(INT64_C(1) << 31))
 #define SECONDS_MAX ((INT64_C(1) << 34) - (INT64_C(1) << 31) - 1)
 
-static const uint8_t magic[ARCHIVE_HEADER] = {'B', 'O', 'X', 'D', 'A', 'T', 'A', 1};
+static const uint8_t magic[2][ARCHIVE_HEADER] = {
+    {'B', 'O', 'X', 'D', 'A', 'T', 'A', 1},
+    {'B', 'O', 'X', 'D', 'I', 'F', 'F', 1},
+};
 
 /* The fixed part as it lies in an archive, little endian. */
 struct packed {
-    uint8_t kind, zero;
+    uint8_t kind, change;
     uint16_t mode, name_size, body_size;
     uint64_t size, seconds;
     uint32_t nanoseconds, uid, gid, number;
@@ -19,12 +21,12 @@ struct packed {
 };
 _Static_assert(sizeof(struct packed) == ARCHIVE_RECORD, "no gaps");
 
-int archive_begins(const uint8_t *at) {
-    return memcmp(at, magic, sizeof magic) == 0;
+bool archive_begins(const uint8_t *at, bool changes) {
+    return memcmp(at, magic[changes], ARCHIVE_HEADER) == 0;
 }
 
-void archive_begin(uint8_t *at) {
-    memcpy(at, magic, sizeof magic);
+void archive_begin(uint8_t *at, bool changes) {
+    memcpy(at, magic[changes], ARCHIVE_HEADER);
 }
 
 void archive_put(uint8_t *at, const struct archive_record *record) {
@@ -33,6 +35,7 @@ void archive_put(uint8_t *at, const struct archive_record *record) {
     if (seconds > SECONDS_MAX) seconds = SECONDS_MAX;
     struct packed head = {
         .kind = (uint8_t)record->kind,
+        .change = (uint8_t)record->change,
         .mode = htole16((uint16_t)(record->mode & 07777)),
         .name_size = htole16((uint16_t)record->name_size),
         .body_size = htole16((uint16_t)record->body_size),
@@ -54,18 +57,30 @@ size_t archive_padding(uint64_t position, uint64_t data_length) {
 
 static bool has_name(enum archive_kind kind) {
     return kind == ARCHIVE_FOLDER || kind == ARCHIVE_FILE || kind == ARCHIVE_SYMLINK || kind == ARCHIVE_HARD ||
-           kind == ARCHIVE_NOTE;
+           kind == ARCHIVE_NOTE || kind == ARCHIVE_GONE || kind == ARCHIVE_GONE_FOLDER || kind == ARCHIVE_PASS;
 }
 
 static size_t body_max(enum archive_kind kind) {
-    if (kind == ARCHIVE_FOLDER || kind == ARCHIVE_FILE) return ARCHIVE_BODY_MAX;
+    if (kind == ARCHIVE_FOLDER || kind == ARCHIVE_FILE || kind == ARCHIVE_PASS || kind == ARCHIVE_TOP)
+        return ARCHIVE_BODY_MAX;
     return kind == ARCHIVE_SYMLINK ? ARCHIVE_TARGET_MAX : 0;
+}
+
+/* What is changed is told of entries; what is gone, and all that is none, has no more to tell. */
+static bool has_change(enum archive_kind kind) {
+    return kind == ARCHIVE_FOLDER || kind == ARCHIVE_FILE || kind == ARCHIVE_SYMLINK || kind == ARCHIVE_HARD ||
+           kind == ARCHIVE_TOP;
+}
+
+bool archive_fits(const struct archive_record *record, bool changes) {
+    if (!changes) return record->kind <= ARCHIVE_END && record->change == 0;
+    return has_change(record->kind) == (record->change != 0);
 }
 
 static bool sound(const struct packed *head) {
     enum archive_kind kind = (enum archive_kind)head->kind;
     size_t name = le16toh(head->name_size), body = le16toh(head->body_size);
-    if (head->kind < ARCHIVE_FOLDER || head->kind > ARCHIVE_END || head->zero != 0) return false;
+    if (head->kind < ARCHIVE_FOLDER || head->kind > ARCHIVE_TOP || head->change >= 2 * CHANGE_LINKS) return false;
     if (has_name(kind) ? name < 1 || name > ARCHIVE_NAME_MAX : name != 0) return false;
     if (body > body_max(kind) || (kind == ARCHIVE_SYMLINK && body == 0)) return false;
     int64_t seconds = (int64_t)le64toh(head->seconds);
@@ -87,6 +102,7 @@ enum archive_result archive_parse(const uint8_t *at, size_t have, struct archive
     if (!sound(&head)) return ARCHIVE_BAD;
     *out = (struct archive_record){
         .kind = (enum archive_kind)head.kind,
+        .change = head.change,
         .mode = le16toh(head.mode),
         .uid = le32toh(head.uid),
         .gid = le32toh(head.gid),

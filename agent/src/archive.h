@@ -3,6 +3,7 @@
 #ifndef BOX_ARCHIVE_H
 #define BOX_ARCHIVE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,22 @@ enum archive_kind {
     ARCHIVE_DATA = 6,
     ARCHIVE_NOTE = 7,
     ARCHIVE_END = 8,
+    /* Only in an archive of changes. */
+    ARCHIVE_GONE = 9,
+    ARCHIVE_GONE_FOLDER = 10,
+    ARCHIVE_PASS = 11,
+    ARCHIVE_TOP = 12,
+};
+
+/* What of an entry is another than it was; none in a plain archive. */
+enum archive_change {
+    CHANGE_ADDED = 1,
+    CHANGE_CONTENT = 2,
+    CHANGE_MODE = 4,
+    CHANGE_OWNER = 8,
+    CHANGE_ATTRIBUTES = 16,
+    CHANGE_TYPE = 32,
+    CHANGE_LINKS = 64,
 };
 
 enum archive_reason {
@@ -44,7 +61,7 @@ enum archive_reason {
 /* Name and body point into what was parsed, and do not end with a zero byte. */
 struct archive_record {
     enum archive_kind kind;
-    uint32_t mode, uid, gid, number;
+    uint32_t mode, uid, gid, number, change;
     uint64_t size, length;
     int64_t seconds;
     uint32_t nanoseconds;
@@ -56,12 +73,15 @@ struct archive_record {
 
 enum archive_result { ARCHIVE_NEED_MORE, ARCHIVE_READY, ARCHIVE_BAD };
 
-/* Whether this is how an archive begins (ARCHIVE_HEADER bytes). */
-int archive_begins(const uint8_t *at);
-void archive_begin(uint8_t *at);
+/* Whether this is how an archive, or one of changes, begins (ARCHIVE_HEADER bytes). */
+bool archive_begins(const uint8_t *at, bool changes);
+void archive_begin(uint8_t *at, bool changes);
 
 /* The fixed part of a record, ARCHIVE_RECORD bytes. Name, body and padding are the caller's to add. */
 void archive_put(uint8_t *at, const struct archive_record *record);
+
+/* Whether a record may be in a plain archive, or in one of changes. */
+bool archive_fits(const struct archive_record *record, bool changes);
 
 /* Parses the record at the front of `have` bytes. NEED_MORE: *used says how many bytes it takes to know more; READY: how
  * long it is with name and body, without padding. */

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base.h"
+#include "failure.h"
 #include "staged.h"
 
 /* fs/ext4/ext4.h; not in the exported headers of every libc. Documentation/filesystems/ext4/about.rst. */
@@ -96,6 +97,16 @@ void disks_mount(struct disks *disks, bool readonly) {
         return;
     }
     disks->data_ready = mount_data(disks->data, disks->data_device, sizeof disks->data_device);
+}
+
+void base_mount(void) {
+    char device[32];
+    if (!disk_find("base", device, sizeof device)) child_fail(EXIT_REFUSED, ENODEV, "no disk with the serial \"base\"");
+    if ((mkdir(BASE, 0700) != 0 && errno != EEXIST) ||
+        (mount(device, BASE, "ext4", MS_NOSUID | MS_NODEV, NULL) != 0 && errno != EBUSY))
+        child_fail(EXIT_REFUSED, errno, "the disk that both began with: %s", strerror(errno));
+    AUTO_CLOSE int top = open(BASE, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (top >= 0) staged_recover(top);
 }
 
 static int device_bytes(const char *path, uint64_t *bytes) {

@@ -12,6 +12,10 @@
 #define DATA SYSROOT "/data"
 #endif
 
+#ifndef BASE /* what /data once was, in a machine that compares the two */
+#define BASE "/base"
+#endif
+
 #define STATE_SIZE 160u
 
 struct disks {
@@ -26,6 +30,9 @@ struct disks {
 bool disk_find(const char *serial, char *path, size_t room);
 
 void disks_mount(struct disks *disks, bool readonly);
+
+/* Mounts the disk `base` at BASE, for a child that ends without it. */
+void base_mount(void);
 
 /* Grows the mounted file system to its device, waiting up to 2 s for the device to have `want` bytes (0: do not wait).
  * Gives the file system's size in bytes. Negative errno on failure. */

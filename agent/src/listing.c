@@ -26,10 +26,14 @@ bool listing_open(struct listing *listing, int fd) {
     return false;
 }
 
-void listing_close(struct listing *listing) {
+void listing_drop(struct listing *listing) {
     free(listing->buffer);
-    listing->buffer = NULL;
+    *listing = (struct listing){.fd = -1};
+}
+
+void listing_close(struct listing *listing) {
     close_fd(&listing->fd);
+    listing_drop(listing);
 }
 
 const char *listing_next(struct listing *listing, uint8_t *type) {

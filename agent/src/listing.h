@@ -16,6 +16,8 @@ struct listing {
 /* Takes over `fd`. False, with `fd` closed, when there is no memory. */
 bool listing_open(struct listing *listing, int fd);
 void listing_close(struct listing *listing);
+/* Stops reading; the descriptor stays open, and is the caller's again. */
+void listing_drop(struct listing *listing);
 
 /* The next name but `.` and `..`, valid until the next call, and its d_type. NULL at the end, with errno 0, or for an
  * error. */

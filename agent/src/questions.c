@@ -110,6 +110,8 @@ static bool sound(const struct stream *stream) {
     case REQUEST_RESIZE:
     case REQUEST_EXPORT:
     case REQUEST_IMPORT:
+    case REQUEST_CHANGES:
+    case REQUEST_MERGE:
     default: return false;
     }
 }
@@ -154,6 +156,8 @@ void question_answer(struct session *session, struct stream *stream) {
     case REQUEST_RESIZE:
     case REQUEST_EXPORT:
     case REQUEST_IMPORT:
+    case REQUEST_CHANGES:
+    case REQUEST_MERGE:
     default:
         break;
     }

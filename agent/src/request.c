@@ -84,6 +84,12 @@ bool order_parse(enum request_kind kind, const uint8_t *body, size_t length, str
     case REQUEST_EXPORT:
     case REQUEST_IMPORT:
         return length == 0;
+    case REQUEST_CHANGES:
+    case REQUEST_MERGE:
+        if (length != 5) return false;
+        out->window[0] = load32(body);
+        out->flags = body[4];
+        return out->flags <= (kind == REQUEST_MERGE ? MERGE_THEIRS | MERGE_DRY : CHANGES_WITH_DATA);
     case REQUEST_PING:
     case REQUEST_CLOCK:
     case REQUEST_RESEED:

@@ -28,6 +28,8 @@ enum request_kind {
     REQUEST_NETWORK = 12,
     REQUEST_EXPORT = 13,
     REQUEST_IMPORT = 14,
+    REQUEST_CHANGES = 15,
+    REQUEST_MERGE = 16,
 };
 
 struct hello {
@@ -36,6 +38,11 @@ struct hello {
     bool first;
     const uint8_t *token;
 };
+
+/* Flags of CHANGES, and of MERGE. */
+#define CHANGES_WITH_DATA 1u
+#define MERGE_THEIRS 1u
+#define MERGE_DRY 2u
 
 /* What a command is, whether a program or one of the file operations. Strings end with a zero byte. */
 struct order {
@@ -51,13 +58,14 @@ struct order {
     /* READ, WRITE */
     const char *path;
     uint32_t mode, uid, gid;
+    uint8_t flags; /* CHANGES, MERGE */
     uint64_t size; /* WRITE: bytes to come; RESIZE: bytes of the device */
     const char *device; /* RESIZE: not from the body; whoever starts it fills it in */
 };
 
 bool hello_parse(const uint8_t *payload, size_t length, struct hello *out);
 
-/* EXEC, READ, WRITE, RESIZE, EXPORT and IMPORT. False: malformed. */
+/* EXEC, READ, WRITE, RESIZE, EXPORT, IMPORT, CHANGES and MERGE. False: malformed. */
 bool order_parse(enum request_kind kind, const uint8_t *body, size_t length, struct order *out);
 
 #endif

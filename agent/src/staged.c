@@ -28,6 +28,13 @@ struct merge {
     size_t room;
 };
 
+bool staged_keeps(int top, const char *name) {
+    struct stat facts;
+    if (strcmp(name, STAGED_NEW) == 0 || strcmp(name, STAGED_READY) == 0) return true;
+    return strcmp(name, "lost+found") == 0 && fstatat(top, name, &facts, AT_SYMLINK_NOFOLLOW) == 0 &&
+           S_ISDIR(facts.st_mode) && facts.st_nlink == 2 && folder_is_empty(top, name);
+}
+
 static bool merge_enter(struct merge *merge, int from, int to) {
     struct pair *pair = &merge->pairs[merge->depth];
     pair->to = to;

@@ -13,6 +13,9 @@
 #define STAGED_TREE "tree"   /* in STAGED_NEW: what is unpacked */
 #define STAGED_LINKS "links" /* and a name of each file that has several, by its number */
 
+/* Whether the file system or an import keeps this name at the top for itself. */
+bool staged_keeps(int top, const char *name);
+
 /* Finishes what an earlier import left in the directory behind `data`. Nothing else may use it meanwhile. */
 void staged_recover(int data);
 

@@ -2,7 +2,14 @@
 #ifndef BOX_TRANSFER_H
 #define BOX_TRANSFER_H
 
+#include <stdbool.h>
+
 _Noreturn void transfer_export(void);
 _Noreturn void transfer_import(void);
+
+/* What of /data differs from the base, as an archive of changes; how many entries that has goes to standard output. */
+_Noreturn void transfer_changes(bool with_data);
+/* The archive of changes into /data, or nothing of it where the two contradict; PROTOCOL.md says what is told. */
+_Noreturn void transfer_merge(bool theirs, bool dry);
 
 #endif

@@ -11,6 +11,7 @@
 #include "disks.h"
 #include "failure.h"
 #include "listing.h"
+#include "reading.h"
 #include "staged.h"
 #include "transfer.h"
 #include "volume.h"
@@ -80,7 +81,7 @@ static const char *number_name(uint32_t number) {
 static void begin_file(const struct archive_record *record, const char *name) {
     file = openat(here(), name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, record->mode & 0777);
     if (file < 0) stop(name);
-    if (record->body_size > 0 && !attributes_set(file, record->body, record->body_size)) malformed();
+    if (record->body_size > 0 && !attributes_set(file, record->body, record->body_size, false)) malformed();
     file_size = record->size;
     file_until = 0;
     file_time = time_of(record);
@@ -94,7 +95,7 @@ static void enter(const struct archive_record *record, const char *name) {
     if (mkdirat(here(), name, 0700) != 0) stop(name);
     int fd = folder_open(here(), name);
     if (fd < 0) stop(name);
-    if (record->body_size > 0 && !attributes_set(fd, record->body, record->body_size)) malformed();
+    if (record->body_size > 0 && !attributes_set(fd, record->body, record->body_size, false)) malformed();
     levels[depth++] = (struct level){.fd = fd, .mode = record->mode & 01777, .time = time_of(record)};
 }
 
@@ -157,6 +158,10 @@ static bool make(const struct archive_record *record) {
         if (depth != 1 || record->size != entries || record->length != bytes || record->number != notes) malformed();
         return false;
     case ARCHIVE_DATA:
+    case ARCHIVE_GONE:
+    case ARCHIVE_GONE_FOLDER:
+    case ARCHIVE_PASS:
+    case ARCHIVE_TOP:
     default:
         malformed();
     }
@@ -165,25 +170,17 @@ static bool make(const struct archive_record *record) {
 }
 
 static void unpack(void) {
-    const uint8_t *at = volume_peek(&volume, ARCHIVE_HEADER);
-    if (at == NULL || !archive_begins(at) || !volume_skip(&volume, ARCHIVE_HEADER)) malformed();
+    if (!reading_begin(&volume, false)) malformed();
     for (;;) {
         struct archive_record record;
-        size_t used = 0;
-        enum archive_result result = ARCHIVE_NEED_MORE;
-        for (int i = 0; i < 3 && result == ARCHIVE_NEED_MORE; i++) {
-            at = volume_peek(&volume, used > ARCHIVE_RECORD ? used : ARCHIVE_RECORD);
-            if (at == NULL) malformed();
-            result = archive_parse(at, used > ARCHIVE_RECORD ? used : ARCHIVE_RECORD, &record, &used);
-        }
-        if (result != ARCHIVE_READY) malformed();
+        size_t used;
+        if (!reading_next(&volume, false, &record, &used)) malformed();
         if (record.kind == ARCHIVE_DATA) {
             run(&record, used);
             continue;
         }
         if (!make(&record)) return;
-        size_t padding = archive_padding(volume_position(&volume) + used, 0);
-        if (!volume_skip(&volume, used + padding)) stop("the archive");
+        if (!reading_skip(&volume, used)) stop("the archive");
     }
 }
 

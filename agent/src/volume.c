@@ -134,6 +134,11 @@ static size_t at_hand(struct volume *volume, uint64_t length) {
     return part > length ? (size_t)length : part;
 }
 
+const uint8_t *volume_some(struct volume *volume, uint64_t length, size_t *size) {
+    *size = at_hand(volume, length);
+    return *size > 0 ? buffer + volume->at : NULL;
+}
+
 bool volume_skip(struct volume *volume, uint64_t length) {
     while (length > 0) {
         size_t part = at_hand(volume, length);

@@ -30,6 +30,8 @@ bool volume_finish(struct volume *volume);
 /* The next `length` bytes (at most VOLUME_PIECE / 2) in one piece, which are not used up by it; NULL when the disk has
  * fewer, or with an error. */
 const uint8_t *volume_peek(struct volume *volume, size_t length);
+/* What of the next `length` bytes is at hand, at least one; NULL with errno where there are no more. */
+const uint8_t *volume_some(struct volume *volume, uint64_t length, size_t *size);
 bool volume_skip(struct volume *volume, uint64_t length);
 /* The next `length` bytes to `file` at `offset`. False with errno. */
 bool volume_copy_to(struct volume *volume, int file, uint64_t offset, uint64_t length);

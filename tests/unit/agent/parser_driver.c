@@ -1,6 +1,6 @@
 /* Drives the agent's pure parsers on the host, under sanitizers.
  *   parser_driver fuzz SECONDS SEED   random and mutated frames in random pieces; aborts on a broken promise
- *   parser_driver records             prints every record of the archive on standard input
+ *   parser_driver records             prints every record of the archive, or archive of changes, on standard input
  *   parser_driver parse               prints every frame found on standard input */
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ static void parse_bodies(const uint8_t *data, size_t length) {
     struct hello hello;
     struct order order;
     (void)hello_parse(body, length, &hello);
-    for (int kind = 0; kind < 15; kind++) {
+    for (int kind = 0; kind < 18; kind++) {
         if (!order_parse((enum request_kind)kind, body, length, &order)) continue;
         if (order.path != NULL) promise(strlen(order.path) < length, "a path inside the body");
         if (kind != REQUEST_EXEC) continue;
@@ -89,9 +89,10 @@ static void parse_records(void) {
     static const char *const names[] = {"a", "..", ".", "", "a/b", "name", "..."};
     uint8_t data[ARCHIVE_RECORD + 64] = {0};
     const char *name = names[dice(sizeof names / sizeof *names)];
-    struct archive_record record = {.kind = (enum archive_kind)dice(10), .name_size = strlen(name)};
+    struct archive_record record = {.kind = (enum archive_kind)dice(14), .name_size = strlen(name)};
     record.body_size = dice(40);
     record.size = dice(1000);
+    record.change = dice(130);
     archive_put(data, &record);
     memcpy(data + ARCHIVE_RECORD, name, record.name_size);
     for (size_t i = ARCHIVE_RECORD + record.name_size; i < sizeof data; i++) data[i] = (uint8_t)dice(256);
@@ -229,11 +230,14 @@ static int records(void) {
     static uint8_t all[1u << 22];
     size_t have = 0, at = ARCHIVE_HEADER, used;
     for (ssize_t size; (size = read(STDIN_FILENO, all + have, sizeof all - have)) > 0;) have += (size_t)size;
-    if (have < ARCHIVE_HEADER || !archive_begins(all)) return 1;
+    if (have < ARCHIVE_HEADER) return 1;
+    bool changes = archive_begins(all, true);
+    if (!changes && !archive_begins(all, false)) return 1;
     for (;;) {
         struct archive_record record;
         if (archive_parse(all + at, have - at, &record, &used) != ARCHIVE_READY) return 1;
-        printf("%d %o %llu %lld %u %u %u %u %llu ", (int)record.kind, record.mode, (unsigned long long)record.size,
+        if (!archive_fits(&record, changes)) return 1;
+        printf("%u %d %o %llu %lld %u %u %u %u %llu ", record.change, (int)record.kind, record.mode, (unsigned long long)record.size,
                (long long)record.seconds, record.nanoseconds, record.uid, record.gid, record.number,
                (unsigned long long)record.length);
         for (size_t i = 0; i < record.name_size + record.body_size; i++) printf("%02x", (uint8_t)record.name[i]);

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import archive, build, codec, messages
-from agent.archive import Kind, Record
+from agent.archive import Change, Kind, Record
 
 DRIVER = Path(__file__).with_name("parser_driver.c")
 PURE = ("frame.c", "request.c", "accounts.c", "sha256.c", "archive.c")
@@ -117,24 +117,41 @@ def test_sha256_is_sha256(driver: Path, size: int) -> None:
     assert parse(driver, codec.encode(4, 1, payload)) == [line(4, 1, payload)]
 
 
-def test_both_sides_have_the_same_archive(driver: Path) -> None:
+LOW, HIGH = archive.SECONDS_MIN * archive.NANO, archive.SECONDS_MAX * archive.NANO + 5
+BODY = archive.encode_attributes([(b"user.a", b"value")])
+PLAIN = [
+    Record(Kind.FOLDER, b"d" * 255, 0o7777, 0, LOW, 2**32 - 1, 2**32 - 1, body=BODY),
+    Record(Kind.FILE, b"f", 0o640, 1 << 44, HIGH, number=1),
+    Record(Kind.DATA, size=3, length=7),
+    Record(Kind.DATA, size=10, length=archive.LONG),
+    Record(Kind.SYMLINK, b"l", 0o777, body=b"x" * archive.TARGET_MAX),
+    Record(Kind.HARD, b"h", number=1),
+    Record(Kind.NOTE, b"n", number=archive.Reason.CHANGED),
+    Record(Kind.LEAVE),
+    Record(Kind.END, size=4, length=7 + archive.LONG, number=1),
+]
+CHANGES = [
+    Record(Kind.TOP, mode=0o700, body=BODY, change=Change.MODE | Change.ATTRIBUTES),
+    Record(Kind.GONE, b"g", 0o644),
+    Record(Kind.GONE_FOLDER, b"G"),
+    Record(Kind.GONE, b"g"),
+    Record(Kind.LEAVE),
+    Record(Kind.PASS, b"p" * 255, 0o755, uid=7, body=BODY),
+    Record(Kind.FILE, b"f", 0o640, 7, number=1, change=Change.ADDED),
+    Record(Kind.DATA, length=7),
+    Record(Kind.HARD, b"h", number=1, change=sum(Change)),
+    Record(Kind.LEAVE),
+    Record(Kind.END, size=6, length=7),
+]
+
+
+@pytest.mark.parametrize("wanted", [PLAIN, CHANGES], ids=["plain", "changes"])
+def test_both_sides_have_the_same_archive(driver: Path, wanted: list[Record]) -> None:
     """Every kind, with the largest and smallest numbers, as the host writes it and the agent reads
     and writes it.
     """
-    low, high = archive.SECONDS_MIN * archive.NANO, archive.SECONDS_MAX * archive.NANO + 5
-    body = archive.encode_attributes([(b"user.a", b"value")])
-    wanted = [
-        Record(Kind.FOLDER, b"d" * 255, 0o7777, 0, low, 2**32 - 1, 2**32 - 1, body=body),
-        Record(Kind.FILE, b"f", 0o640, 1 << 44, high, number=1),
-        Record(Kind.DATA, size=3, length=7),
-        Record(Kind.DATA, size=10, length=archive.LONG),
-        Record(Kind.SYMLINK, b"l", 0o777, body=b"x" * archive.TARGET_MAX),
-        Record(Kind.HARD, b"h", number=1),
-        Record(Kind.NOTE, b"n", number=archive.Reason.CHANGED),
-        Record(Kind.LEAVE),
-        Record(Kind.END, size=4, length=7 + archive.LONG, number=1),
-    ]
-    data = bytearray(archive.HEADER)
+    changes = wanted is CHANGES
+    data = bytearray(archive.CHANGES_HEADER if changes else archive.HEADER)
     for record in wanted:
         data += archive.encode(record, len(data)) + b"z" * (
             record.length if record.kind == Kind.DATA else 0
@@ -143,11 +160,14 @@ def test_both_sides_have_the_same_archive(driver: Path) -> None:
     done = subprocess.run([driver, "records"], input=data, capture_output=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().splitlines() == [
-        f"{int(r.kind)} {r.mode:o} {r.size}"
+        f"{int(r.change)} {int(r.kind)} {r.mode:o} {r.size}"
         f" {r.mtime_ns // archive.NANO} {r.mtime_ns % archive.NANO}"
         f" {r.uid} {r.gid} {r.number} {r.length} {(r.name + r.body).hex()} same"
         for r in wanted
     ]
+    window = archive.Window(lambda at, size: bytes(data[at : at + size]), len(data))
+    found = [each._replace(position=0) for each in archive.records(window, changes=changes)]
+    assert found == wanted
 
 
 def test_both_sides_have_the_same_numbers_for_archives() -> None:
@@ -156,6 +176,7 @@ def test_both_sides_have_the_same_numbers_for_archives() -> None:
     assert in_c == {
         **{f"ARCHIVE_{each.name}": each.value for each in Kind},
         **{f"REASON_{each.name}": each.value for each in archive.Reason},
+        **{f"CHANGE_{each.name}": each.value for each in Change},
     }
     defines = {
         name: int(value) for name, value in re.findall(r"#define ARCHIVE_(\w+) (\d+)u", header)

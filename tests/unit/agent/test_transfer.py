@@ -11,75 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import archive, build
 from agent.archive import Kind, Record
 from reconcilers.guestfiles import beneath
 from reconcilers.guestfiles.cursor import Cursor
-from reconcilers.guestfiles.notes import Notes
-from reconcilers.guestfiles.pack import pack
-from reconcilers.guestfiles.unpack import unpack
-
-DRIVER = Path(__file__).with_name("transfer_driver.c")
-NAMES = ["archive", "attributes", "base", "listing", "pack", "staged", "unpack", "volume"]
-SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-WHERE = ['-DDATA="data"', '-DCONSOLE="console"', "-Wl,--wrap=renameat"]
-TRANSFER = 64 << 20
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("transfer") / "transfer_driver"
-    sources = [str(build.SOURCES / f"{name}.c") for name in NAMES]
-    command = ["cc", *build.LANGUAGE, *build.WARNINGS, *SANITIZERS, *WHERE, f"-I{build.SOURCES}"]
-    command += ["-Wno-missing-prototypes", *sources, str(DRIVER), "-o", str(target)]
-    subprocess.run(command, check=True, timeout=120)
-    return target
-
-
-class Guest:
-    """A folder with `data` and `transfer`, and what the driver says about them."""
-
-    def __init__(self, driver: Path, folder: Path) -> None:
-        self.driver, self.folder, self.data = driver, folder, folder / "data"
-        self.transfer = folder / "transfer"
-        self.data.mkdir()
-        with self.transfer.open("wb") as file:
-            file.truncate(TRANSFER)
-
-    def run(self, *arguments: str, status: int = 0) -> str:
-        done = subprocess.run(
-            [self.driver, *arguments], cwd=self.folder, capture_output=True, timeout=60, check=False
-        )
-        assert done.returncode == status, done
-        return done.stderr.decode(errors="replace")
-
-    def exported(self) -> tuple[Path, Notes]:
-        self.run("export")
-        target, notes = self.folder / "out", Notes()
-        target.mkdir()
-        root, source = os.open(target, os.O_RDONLY), os.open(self.transfer, os.O_RDONLY)
-        unpack(root, source, notes)
-        os.close(root)
-        os.close(source)
-        return target, notes
-
-    def put(self, tree: Path) -> None:
-        root, target = os.open(tree, os.O_RDONLY), os.open(self.transfer, os.O_RDWR | os.O_TRUNC)
-        pack(root, target, Notes())
-        os.close(root)
-        os.close(target)
-
-    def put_records(self, *parts: tuple[Record, bytes]) -> None:
-        data = bytearray(archive.HEADER)
-        for record, content in parts:
-            data += archive.encode(record, len(data)) + content
-            data += bytes(-len(data) % archive.UNIT)
-        self.transfer.write_bytes(bytes(data) + bytes(-len(data) % archive.BLOCK))
-
-
-@pytest.fixture
-def guest(driver: Path, tmp_path: Path) -> Guest:
-    return Guest(driver, tmp_path)
+from tests.unit.agent.guest import Guest
 
 
 def make(tree: Path, seed: int) -> None:

@@ -1,6 +1,7 @@
 /* The agent's export and import on a directory of the host, under sanitizers: /data is `data` in the current directory,
- * the disk is the file `transfer` in it.
- *   transfer_driver export | import | recover | cut N     cut: an import that ends before its Nth rename */
+ * what it once was is `base`, the disk is the file `transfer`.
+ *   transfer_driver export | import | recover | cut N     cut: an import that ends before its Nth rename
+ *   transfer_driver changes 0|1 | merge theirs|dry|both|none */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -32,6 +33,9 @@ void child_fail(enum exit_kind kind, int error, const char *format, ...) {
     _exit(127);
 }
 
+void base_mount(void) {
+}
+
 /* Both are what the linker gives the agent's own calls (--wrap). */
 int __real_renameat(int from, const char *old, int to, const char *new);
 int __wrap_renameat(int from, const char *old, int to, const char *new);
@@ -44,6 +48,11 @@ int __wrap_renameat(int from, const char *old, int to, const char *new) {
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "export") == 0) transfer_export();
     if (argc == 2 && strcmp(argv[1], "import") == 0) transfer_import();
+    if (argc == 3 && strcmp(argv[1], "changes") == 0) transfer_changes(argv[2][0] == '1');
+    if (argc == 3 && strcmp(argv[1], "merge") == 0) {
+        bool both = strcmp(argv[2], "both") == 0;
+        transfer_merge(both || strcmp(argv[2], "theirs") == 0, both || strcmp(argv[2], "dry") == 0);
+    }
     if (argc == 3 && strcmp(argv[1], "cut") == 0) {
         renames_left = strtol(argv[2], NULL, 10);
         transfer_import();
