@@ -308,7 +308,8 @@ def _decode(window: Window, at: int) -> tuple[Record, int]:
     ) = RECORD.unpack_from(window.held, head)
     least, most, body_least, body_most = _LIMITS.get(kind, _NONE)
     if (
-        change > _CHANGE_MAX or mode > 0o7777 or size > SIZE_MAX or length > SIZE_MAX or nanoseconds >= NANO
+        change > _CHANGE_MAX or mode > 0o7777 or nanoseconds >= NANO
+        or size > SIZE_MAX or length > SIZE_MAX
         or not least <= name_size <= most or not body_least <= body_size <= body_most
         or not SECONDS_MIN <= seconds <= SECONDS_MAX
     ):  # fmt: skip
