@@ -8,6 +8,7 @@ from the reports.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -36,6 +37,8 @@ PATIENCE = int(os.environ.get("BOX_TEST_PATIENCE", "1"))
 SLOWNESS = float(os.environ.get("BOX_TEST_SLOWNESS", "1"))  # against a real processor
 # Between two looks. On one slow processor a look costs what is looked for its time.
 PAUSE = 0.02 * SLOWNESS
+# What box makes the instances of its helper machines of, beside that of the sandboxes.
+HELPERS = ("transfers", "kvm-probe")
 TINY = f"accel: {ACCEL}\ncpus: 1\nram_mib: 192\ndata: {{size_mib: 32}}\n"
 
 
@@ -192,26 +195,27 @@ class Home:
     def pid(self, name: str) -> int:
         return int(json.loads((self.runtime / name / "launch.json").read_text())["pid"])
 
+    @property
+    def helpers(self) -> list[str]:
+        """The instances of helper machines, whose names are no sandbox's."""
+        words = (f"{self.instance} {what}".encode() for what in HELPERS)
+        return [hashlib.sha256(word).hexdigest()[:12] for word in words]
+
     def vmms(self, name: str = "") -> list[int]:
         """PIDs of live VMMs of this home, found by their command line."""
-        needle = f"box:{self.instance}:{name}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                arguments = (entry / "cmdline").read_bytes().split(b"\0")
-                marked = any(a == needle or (not name and a.startswith(needle)) for a in arguments)
-                if marked and b"qemu" in arguments[0]:
-                    found.append(int(entry.name))
-        return found
+        return marked(self.instance, name)
+
+    def helper_vmms(self) -> list[int]:
+        """As `vmms`, of the machines that are there for one transfer or one look at the host."""
+        return [pid for instance in self.helpers for pid in marked(instance)]
 
     def cgroups(self, name: str = "") -> list[Path]:
-        return [
-            path
-            for top in Path("/sys/fs/cgroup").iterdir()
-            if (path := top / "box" / self.instance / name).is_dir()
-        ] + [p for p in [Path("/sys/fs/cgroup/box") / self.instance / name] if p.is_dir()]
+        return self.cgroups_of(self.instance, name)
+
+    def cgroups_of(self, instance: str, name: str = "") -> list[Path]:
+        top = Path("/sys/fs/cgroup")
+        places = [*(each / "box" for each in top.iterdir()), top / "box"]
+        return [path for place in places if (path := place / instance / name).is_dir()]
 
     def without_pids_limit(self, name: str) -> None:
         """Change a limit by hand, which the controller puts back on the running VMM."""
@@ -244,20 +248,41 @@ class Home:
             self.stop(signal.SIGKILL)
         if not (self.path / "instance").exists():
             return
-        for pid in self.vmms():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        until(lambda: not self.vmms(), 20, "VMMs of the test are gone")
-        for group in self.cgroups():
-            for child in [*group.iterdir(), group]:
-                if child.is_dir():
-                    until(partial(_rmdir, child), 10, f"{child} is empty")
+        self.end_vmms()
+        for instance in (self.instance, *self.helpers):
+            for group in self.cgroups_of(instance):
+                for child in [*group.iterdir(), group]:
+                    if child.is_dir():
+                        until(partial(_rmdir, child), 10, f"{child} is empty")
         shutil.rmtree(self.runtime, ignore_errors=True)
         for space in self.spaces():
             subprocess.run(["ip", "netns", "delete", space], check=True)
         registry = IdentityRegistry()
-        for name in registry.claimed(self.instance):
-            registry.release(self.instance, name)
+        for instance in (self.instance, *self.helpers):
+            for name in registry.claimed(instance):
+                registry.release(instance, name)
+
+    def end_vmms(self) -> None:
+        """Kill what a controller that was stopped or killed left, also of an interrupted helper."""
+        for pid in [*self.vmms(), *self.helper_vmms()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: not [*self.vmms(), *self.helper_vmms()], 20, "VMMs of the test are gone")
+
+
+def marked(instance: str, name: str = "") -> list[int]:
+    """PIDs of live VMMs with this mark on their command line; without a name, of the instance."""
+    needle = f"box:{instance}:{name}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            is_marked = any(a == needle or (not name and a.startswith(needle)) for a in arguments)
+            if is_marked and b"qemu" in arguments[0]:
+                found.append(int(entry.name))
+    return found
 
 
 def _rmdir(path: Path) -> bool:

@@ -260,9 +260,9 @@ class PersonsHome(CaseHome):
     def runtime(self) -> Path:
         return self.path / "run" / self.instance
 
-    def cgroups(self, name: str = "") -> list[Path]:
+    def cgroups_of(self, instance: str, name: str = "") -> list[Path]:
         tops = groups_of(self.owner)
-        return [path for top in tops if (path := top / "box" / self.instance / name).is_dir()]
+        return [path for top in tops if (path := top / "box" / instance / name).is_dir()]
 
     def children(self) -> set[int]:
         """Without the two processes that live as long as their controller."""
@@ -299,10 +299,7 @@ class PersonsHome(CaseHome):
             self.stop(signal.SIGKILL)
         if not (self.path / "instance").exists():
             return
-        for pid in self.vmms():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        until(lambda: not self.vmms(), 20, "VMMs of the test are gone")
+        self.end_vmms()
 
 
 HomeT = TypeVar("HomeT", bound=PersonsHome)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from reconcilers.confinement.identity import IdentityRegistry
 from tests.vm.harness import TINY, Home, until
 from tests.vm.people import person, persons_home
 
@@ -34,30 +35,24 @@ def stop(home: Home, name: str) -> None:
 def is_clean(home: Home) -> None:
     """No machine, group, claim or file of a transfer is left."""
 
-    def clean() -> bool:
-        left = [path for path in home.runtime.iterdir() if path.name.startswith(".t")]
-        left += list((home.path / "transfers").iterdir())
-        return not left and not helpers_of(home)
+    def left() -> list[str]:
+        found = [str(path) for path in home.runtime.iterdir() if path.name.startswith(".t")]
+        found += map(str, (home.path / "transfers").iterdir())
+        for instance in home.helpers:
+            found += [str(path) for top in home.cgroups_of(instance) for path in folders_in(top)]
+        return found + [f"VMM {pid}" for pid in home.helper_vmms()] + claims_of_helpers(home)
 
-    until(clean, 60, f"nothing of a transfer is left; {home.log()}")
-
-
-def helpers_of(home: Home) -> list[str]:
-    """Command lines of VMMs with a disk for an archive, of this home."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if f"box:{helper_instance(home)}:" in " ".join(words) and "qemu" in words[0]:
-                    found.append(entry.name)
-    return found
+    until(lambda: not left(), 60, f"nothing of a transfer is left: {left()}; {home.log()}")
 
 
-def helper_instance(home: Home) -> str:
-    import hashlib
+def folders_in(top: Path) -> list[Path]:
+    return [path for path in top.iterdir() if path.is_dir()]
 
-    return hashlib.sha256(f"{home.instance} transfers".encode()).hexdigest()[:12]
+
+def claims_of_helpers(home: Home) -> list[str]:
+    """Identities that helper machines hold, as root's registry knows them."""
+    registry = IdentityRegistry()
+    return [f"claim {name}" for instance in home.helpers for name in registry.claimed(instance)]
 
 
 @contextlib.contextmanager
