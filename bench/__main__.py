@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import bridged, execute, fleet, line, readings, shares, walls
+from bench import bridged, execute, fleet, line, moves, readings, shares, walls
 from bench.measure import FEWEST, Row, table
 
 Benchmark = Callable[[int], list[Row]]
@@ -36,11 +36,13 @@ BENCHMARKS: dict[str, Benchmark] = {
     "jail": walls.overhead,
     "shared": shares.shared,
     "bridged": bridged.bridged,
+    "moved": moves.moved,
+    "forked": moves.forked,
     "settled": fleet.settled,
     "suite": walls.suite,
 }
-# Take minutes, and the first of them gigabytes.
-ONLY_WITH_ALL = {"settled", "suite"}
+# Take minutes, and some of them gigabytes of memory or disk.
+ONLY_WITH_ALL = {"settled", "suite", "moved"}
 
 
 def main() -> int:
@@ -72,7 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench", description="Benchmarks on real parts.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument(
-        "--all", action="store_true", help="also those that take minutes: settled, suite"
+        "--all", action="store_true", help="also those that take minutes: moved, settled, suite"
     )
     parser.add_argument("--repeat", type=int, default=FEWEST, help="samples, at least %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples to FILE too")

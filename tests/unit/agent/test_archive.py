@@ -152,3 +152,23 @@ def test_attributes_that_are_none_are_refused(body: bytes) -> None:
 def test_attributes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="too long"):
         archive.encode_attributes([(b"user.a", bytes(60000)), (b"user.b", bytes(60000))])
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, 4000, LONG])
+def test_records_across_the_pieces_in_which_an_archive_is_read(length: int) -> None:
+    """Names of all lengths, so that records begin and end at every place of a piece."""
+    data = bytearray(HEADER)
+    wanted: list[Record] = []
+    while len(data) < 3 * archive.WINDOW:
+        number = len(wanted)
+        name = (b"%d" % number).rjust(1 + number % 255, b"n")
+        wanted.append(Record(Kind.FILE, name, 0o644, length))
+        data += encode(wanted[-1], len(data))
+        if length:
+            wanted.append(Record(Kind.DATA, size=0, length=length))
+            data += encode(wanted[-1], len(data)) + bytes(length)
+            data += bytes(-len(data) % archive.UNIT)
+    files = sum(record.kind == Kind.FILE for record in wanted)
+    wanted.append(Record(Kind.END, size=files, length=files * length))
+    data += encode(wanted[-1], len(data))
+    assert [record._replace(position=0) for record in read(bytes(data))] == wanted
