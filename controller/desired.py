@@ -15,10 +15,11 @@ from controller.prune import ERASE_DELAY_SECONDS
 from reconcilers.accel import Choice
 from reconcilers.host import Host, features_of, launch_key
 from reconcilers.plan import Desired
-from specs.boxfile import Accel, Boxfile, OnDelete, State
+from specs.boxfile import Accel, Boxfile, OnDelete, Pull, State
 from specs.ceiling import Ceiling
 from specs.conditions import Reason
 from specs.errors import HostError
+from specs.imagename import moves
 
 # A guest that does not answer this often in a row is given up, and its VM replaced.
 SILENT_LIMIT = 3
@@ -55,6 +56,7 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
     return Desired(
         box,
         launch_key(box, entry.choice, digest) if digest else "",
+        look_up=box.pull is Pull.always and moves(box.base) and not entry.looked_up,
         suspended=entry.record.suspended,
         give_up_guest=entry.silent >= SILENT_LIMIT,
     )

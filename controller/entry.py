@@ -43,7 +43,8 @@ class Entry:
     its guest. `directories` are what its mounts lead to on the host, as the last pass saw them,
     `refused_mounts` those it cannot have; `served` and `lost` are the same of the mounts that the
     VM which runs was started with. `over_ceiling`: policy.toml forbids even the last good
-    spec, so it is kept stopped.
+    spec, so it is kept stopped. `looked_up`: this pass has asked what its base means.
+    `tag_error`: why a registry could not be asked whether its tag has moved.
     """
 
     record: Record
@@ -59,6 +60,8 @@ class Entry:
     attempts: int = 0
     exits: int = 0
     silent: int = 0
+    looked_up: bool = False
+    tag_error: str = ""
     exited: str = ""
     out_of_memory: bool = False
     failure: Failure | None = None

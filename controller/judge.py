@@ -6,6 +6,7 @@ from controller import driftbook
 from controller.entry import Entry
 from reconcilers.facts import Disk, Image, Observed, Vmm
 from reconcilers.plan import Blocked
+from reconcilers.steps import IMAGE_STEPS
 from specs.conditions import Condition, ConditionType, Reason, Status
 
 Answer = tuple[Status, Reason, str]
@@ -41,11 +42,12 @@ def _running(entry: Entry) -> bool:
 
 
 def _image(entry: Entry, observed: Observed) -> Answer:
-    if isinstance(observed.image, Image):
+    failed = entry.failure is not None and entry.failure.step.startswith(IMAGE_STEPS)
+    if isinstance(observed.image, Image) and not failed:
         return Status.true, Reason.Converged, f"sha256 {observed.image.sha256}"
     if not _running(entry):
         return Status.unknown, Reason.NotObserved, "not needed while it does not run"
-    if entry.failure is not None and entry.failure.step.startswith("build the root image"):
+    if entry.failure is not None and failed:
         return Status.false, Reason.BuildFailed, entry.failure.message
     base = entry.box.base if entry.box is not None else ""
     here = base.startswith(("builtin:", "rootfs:", "oci-archive:"))

@@ -24,6 +24,7 @@ from controller.lockfile import AlreadyRunning, ControllerLock
 from controller.operations import Operations
 from controller.sources.watch import FolderWatch
 from controller.store import Store
+from controller.tagwatch import TagWatch
 from controller.upkeep import Upkeep
 from controller.wiring import build_host, load_config
 from controller.worker import Worker
@@ -66,6 +67,8 @@ class Controller:
             self.queue.add,
             self.use.held,
         )
+        every = host.config.tag_lookup_minutes * 60
+        self.tags = TagWatch(host.images, self.inventory, every, self.queue.add)
         self._hint = asyncio.Event()
         self._displaced = False
         self._watched: dict[int, tuple[str, int]] = {}
@@ -135,6 +138,7 @@ class Controller:
         if recheck is not None:
             asyncio.get_running_loop().call_later(recheck + 0.05, self.hint)
         await self.upkeep.at_scan()
+        self.tags.at_scan()
 
     async def work(self) -> None:
         """One worker: takes due names for ever."""
@@ -252,6 +256,7 @@ class Controller:
         return int(self._displaced)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        await self.tags.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from controller.entry import Entry
-from reconcilers.facts import Network, Observed, Vmm
+from reconcilers.facts import Image, Network, Observed, Vmm
 from specs.reading import Reading
 from specs.report import Report
 
@@ -33,6 +33,7 @@ def build_report(entry: Entry, observed: Observed) -> Report:
         guest=_guest(entry, observed),
         network=dict(observed.network.shown) if isinstance(observed.network, Network) else {},
         mounts=_mounts(entry),
+        image=_image(entry, observed),
         confinement=_readings(observed),
         drift=tuple(entry.drift),
         failure=entry.failure,
@@ -70,6 +71,13 @@ def _guest(entry: Entry, observed: Observed) -> dict[str, Any]:
         "root": hello.root,
         "data": hello.data,
     }
+
+
+def _image(entry: Entry, observed: Observed) -> dict[str, Any]:
+    """What the VM of its Boxfile starts from, and what is known of the name of that."""
+    found = observed.image
+    here = {"digest": found.digest, "sha256": found.sha256} if isinstance(found, Image) else {}
+    return here | ({"tag_not_looked_up": entry.tag_error} if entry.tag_error else {})
 
 
 def _mounts(entry: Entry) -> tuple[dict[str, Any], ...]:

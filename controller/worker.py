@@ -105,7 +105,7 @@ class Worker:
 
     async def _converge(self, name: str, entry: Entry) -> tuple[Observed, Plan]:
         created: list[Step] = []
-        silent = entry.silent
+        silent, entry.looked_up = entry.silent, False
         for _ in range(ROUNDS):
             removing, box = entry.removing, wanted(entry)
             actor = self._actor(name, entry, box)
@@ -167,6 +167,7 @@ class Worker:
                 raise
             if isinstance(step, steps.ConnectGuest):
                 entry.kernel_differs = ""
+            entry.looked_up |= isinstance(step, steps.BuildImage) and step.again
             created.append(step)
             self._recorded(entry, step, actor)
 

@@ -84,8 +84,7 @@ class Actor:
         match step:
             case steps.BuildImage():
                 images, rules = self._host.images, self._mount_rules
-                progress = images.board.begin(self._name)
-                await building.build(images, step.base, rules, progress, again=step.again)
+                await building.for_start(images, self._name, step.base, rules, again=step.again)
             case steps.ClaimIdentity():
                 await asyncio.to_thread(self._claim)
             case steps.ReleaseIdentity():

@@ -38,6 +38,8 @@ class Desired:
     # Deleting a sandbox whose Boxfile says `on_delete: erase` waits; until then its disk is left
     # alone.
     erase: bool | None = None
+    # What the base means is looked up before another VM starts.
+    look_up: bool = False
     # The VMM died unasked and the Boxfile says `restart: never`.
     suspended: bool = False
     # The Boxfile may not start here: no VM, but what it owns stays.
@@ -116,6 +118,8 @@ def _gone(desired: Desired, observed: Observed) -> list[Step]:
 
 
 def _up(box: Boxfile, desired: Desired, observed: Observed) -> Plan:
+    if desired.look_up and (before := _looked_up_first(box, desired, observed)):
+        return Plan((before,))
     found: list[Step] = []
     if observed.image is None:
         found.append(steps.BuildImage("image", box.base, "absent", base=box.base))
@@ -136,6 +140,19 @@ def _up(box: Boxfile, desired: Desired, observed: Observed) -> Plan:
     if blocked is None:
         found += _vmm(box, desired, observed)
     return Plan(tuple(found), blocked)
+
+
+def _looked_up_first(box: Boxfile, desired: Desired, observed: Observed) -> Step | None:
+    """What comes before all else while nobody knows what another VM would start from."""
+    if isinstance(observed.vmm, Vmm):
+        if (fault := _lacking(observed)) is not None:
+            return _without_wall(fault, observed.vmm, desired)  # a registry may take its time
+        if _replacement(observed.vmm, desired, observed) is None:
+            return None
+    elif _data(box, observed)[1] is not None:
+        return None  # nothing is started, so there is nothing to ask a registry for
+    field, want, got = "image", box.base, "not looked up"
+    return steps.BuildImage(field, want, got, consequence=True, base=box.base, again=True)
 
 
 def _kill(observed: Observed) -> Step:

@@ -42,6 +42,10 @@ class Step:
         return None
 
 
+IMAGE_STEPS = ("build the root image", "look up ")
+"""How the descriptions of steps begin that are about the image."""
+
+
 @dataclass(frozen=True)
 class BuildImage(Step):
     """`again`: what the base means is looked up anew, also when its image is here."""
@@ -51,7 +55,7 @@ class BuildImage(Step):
 
     def describe(self) -> str:
         if self.again:
-            return f"look {self.base} up and build its root image"
+            return f"look up {self.base}, and build its root image if it is another one"
         return f"build the root image of {self.base}"
 
 

@@ -74,6 +74,11 @@ class Restart(StrEnum):
     never = "never"
 
 
+class Pull(StrEnum):
+    missing = "missing"
+    always = "always"
+
+
 class PackageManager(StrEnum):
     apk = "apk"
     apt = "apt"
@@ -158,6 +163,11 @@ class Boxfile(Part):
         "builtin:busybox",
         description="What the VM starts from: an image in a registry, oci-archive:PATH, "
         "rootfs:PATH (a tar file or a folder), or builtin:busybox, which works offline.",
+    )
+    pull: Pull = Field(
+        Pull.missing,
+        description="missing: what the base means is looked up once. always: before each start of "
+        "the VM, which needs the registry then.",
     )
     fork_of: Name | None = Field(
         None,

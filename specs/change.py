@@ -17,7 +17,9 @@ from specs.recipe import steps
 Effect = Literal["create", "start", "in-place", "replace", "stop", "delete", "none"]
 
 # Everything else is fixed when the VMM starts, so a change of it needs a new one.
-_IN_PLACE = frozenset({"timeout_seconds", "env", "labels", "restart", "data", "egress", "fork_of"})
+_IN_PLACE = frozenset(
+    {"timeout_seconds", "env", "labels", "restart", "data", "egress", "fork_of", "pull"}
+)
 # What the image is built from. The packages in another order, or a package manager without packages
 # to install, change nothing of it.
 _BUILDS = frozenset({"packages", "pkgmgr", "run", "blueprint"})

@@ -73,6 +73,11 @@ class Config(BaseModel):
         description="How long the guest kernel may take to start on KVM before KVM counts as "
         "not working here. Real hardware needs about one second.",
     )
+    tag_lookup_minutes: Annotated[float, Field(ge=0, le=10_080, allow_inf_nan=False)] = Field(
+        60,
+        description="How often a registry is asked whether a tag that runs has moved, which is "
+        "drift. 0: never.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

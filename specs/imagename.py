@@ -87,6 +87,16 @@ class Rootfs:
 ImageName = Builtin | Registry | Archive | Rootfs
 
 
+def moves(text: str) -> bool:
+    """Whether what `text` names may mean another image tomorrow. Raises BadImageName."""
+    match parse_image(text):
+        case Registry(digest=digest):
+            return not digest
+        case Builtin():
+            return False
+    return True
+
+
 def parse_image(text: str) -> ImageName:
     """The image that `text` names; `str()` of it is the same name in full. Raises BadImageName."""
     scheme, colon, rest = text.partition(":")

@@ -45,6 +45,7 @@ class Report(BaseModel):
     guest: dict[str, Any] = {}
     network: dict[str, Any] = {}
     mounts: tuple[dict[str, Any], ...] = ()
+    image: dict[str, Any] = {}
     confinement: tuple[dict[str, Any], ...] = ()
     drift: tuple[Drift, ...] = ()
     failure: Failure | None = None

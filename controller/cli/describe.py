@@ -34,6 +34,7 @@ def describe(chosen: Namespace) -> int:
     else:
         _conditions(layout, found)
         _failure(found)
+        _facts("Image", found.report.image)
         _facts("Vmm", found.report.vmm)
         _facts("Guest", found.report.guest)
         _facts("Network", found.report.network)

@@ -40,6 +40,21 @@ async def build(
     return image
 
 
+async def for_start(
+    images: Images, sandbox: str, base: str, rules: Callable[[], Rules], *, again: bool
+) -> Image:
+    """`build` for a VM that is about to start. With `again` (`pull: always`) what cannot be looked
+    up is not started, as container engines do it; the reason says so.
+    """
+    try:
+        return await build(images, base, rules, images.board.begin(sandbox), again=again)
+    except BoxError as error:
+        if again:
+            other = "or write pull: missing, which starts the image that is here"
+            error.fix = f"{error.fix}; {other}" if error.fix else other.removeprefix("or ")
+        raise
+
+
 async def _built(
     images: Images, base: str, rules: Callable[[], Rules], progress: Progress, again: bool
 ) -> Image:

@@ -102,6 +102,12 @@ class Images:
                 found.setdefault(_digest(parse_image(name), identity), []).append(name)
         return found
 
+    def meaning(self, base: str) -> str:
+        """What a base that is not built in was found to mean; empty when it was never looked up.
+        Raises HostError, OSError.
+        """
+        return self._refs.get(str(parse_image(base)))
+
     def forget(self, names: Iterable[str]) -> None:
         """What these names mean is looked up anew when it is needed again. Raises as above."""
         self._refs.drop(names)

@@ -260,3 +260,29 @@ def test_at_most_one_vmm_is_started_and_never_beside_a_live_one(observed: Observ
     assert len(launches) <= 1
     if launches and observed.vmm is not None:
         assert any(isinstance(s, steps.StopVmm) for s in planned[: launches[0]])
+
+
+LOOKS = replace(WANT, look_up=True)
+
+
+def test_what_the_base_means_is_looked_up_before_another_vm_starts_and_only_then() -> None:
+    assert kinds(LOOKS, CONVERGED) == []
+    assert kinds(LOOKS, replace(CONVERGED, vmm=replace(VMM, frozen=True))) == ["ThawVmm"]
+    for observed in (Observed(), replace(CONVERGED, vmm=None, guest=None)):
+        [step] = plan(LOOKS, observed).steps
+        assert isinstance(step, steps.BuildImage)
+        assert step.again and step.consequence, "what died is the drift, not this"
+    [step] = plan(LOOKS, replace(CONVERGED, vmm=replace(VMM, key="other"))).steps
+    assert isinstance(step, steps.BuildImage), "the former VM runs on meanwhile"
+
+
+def test_a_vm_without_a_wall_does_not_run_on_while_a_registry_is_asked() -> None:
+    vmm = replace(VMM, readings=(reading("replace"),))
+    assert kinds(LOOKS, replace(CONVERGED, vmm=vmm)) == ["StopVmm"]
+
+
+def test_a_sandbox_that_cannot_start_asks_no_registry() -> None:
+    lost = replace(CONVERGED, vmm=None, guest=None, disk=None, had_disk=True)
+    found = plan(LOOKS, lost)
+    assert not any(isinstance(step, steps.BuildImage) for step in found.steps)
+    assert found.blocked is not None

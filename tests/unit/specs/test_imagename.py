@@ -13,6 +13,7 @@ from specs.imagename import (
     Registry,
     Rootfs,
     canonical,
+    moves,
     parse_image,
 )
 from tests.unit.specs.helpers import only_problem
@@ -137,3 +138,18 @@ def test_any_text_is_a_name_or_a_mistake_with_a_fix(text: str) -> None:
         else:
             assert parse_image(str(found)) == found
             assert ".." not in str(found).split("/")
+
+
+@pytest.mark.parametrize(
+    ("base", "may"),
+    [
+        ("debian", True),
+        ("debian:12", True),
+        (f"debian@sha256:{'0' * 64}", False),
+        ("builtin:busybox", False),
+        ("oci-archive:/a.tar", True),
+        ("rootfs:/srv/root", True),
+    ],
+)
+def test_what_may_mean_another_image_tomorrow(base: str, may: bool) -> None:
+    assert moves(base) is may
