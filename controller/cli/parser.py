@@ -217,16 +217,18 @@ def _changing(verb: Verb) -> None:
         "start",
         "write a commented Boxfile to begin with, in the current folder",
         "box new agent",
-        "box new agent --from hello",
+        "box new agent --from offline",
+        "box new --list",
     )
-    words.name(one, known=False)
+    words.name(one, known=False, nargs="?")
     from_example: Any = one.add_argument(
         "--from",
         dest="example",
         metavar="EXAMPLE",
-        help="copy an example; a wrong name lists those there are",
+        help="copy an example",
     )
     from_example.completer = words.example_names
+    one.add_argument("--list", action="store_true", help="say which examples there are")
     one = verb(
         "prune",
         "change",

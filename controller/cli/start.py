@@ -8,13 +8,12 @@ from argparse import Namespace
 from importlib import metadata
 from pathlib import Path
 
-from controller.cli import output
+from controller.cli import examples, output
 from controller.cli.place import controller_runs, existing, home
 from specs.errors import BoxError, UsageError
 from specs.names import check_name
 
 DISTRIBUTION = "box-controller"
-EXAMPLE_SUFFIXES = (".box.yaml", ".box.toml")
 
 TEMPLATE = """\
 # One sandbox. Every field: box schema. What a change would do: box diff -f {file}
@@ -44,9 +43,14 @@ accel: tcg"""
 
 
 def new(chosen: Namespace) -> int:
+    if chosen.list:
+        output.print_pairs(examples.about())
+        return 0
+    if chosen.name is None:
+        raise UsageError("no name was given", fix="box new NAME; box new --list shows the examples")
     name = check_name(chosen.name)
     if chosen.example:
-        text, suffix = _example(chosen.example, name)
+        text, suffix = examples.text_of(chosen.example, name, _accel())
     else:
         path = f"{name}.box.yaml"
         text, suffix = TEMPLATE.format(name=name, file=path, accel=_accel()), ".box.yaml"
@@ -69,36 +73,6 @@ def _accel() -> str:
 
     why = obstacle(home() / "kernels")
     return WITHOUT_KVM.format(why=output.safe(why)) if why else WITH_KVM
-
-
-def _example(wanted: str, name: str) -> tuple[str, str]:
-    """The example's text with its `name:` changed, and its suffix."""
-    examples = {_stem(path): path for path in _examples()}
-    path = examples.get(_stem(Path(wanted)))
-    if path is None:
-        known = ", ".join(sorted(examples)) or "none are installed"
-        raise UsageError(f"there is no example {output.safe(wanted)}", fix=f"one of: {known}")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    renamed = [f"name: {name}" if line.startswith("name:") else line for line in lines]
-    if path.name.endswith(".toml"):
-        renamed = [f'name = "{name}"' if line.startswith("name =") else line for line in lines]
-        return "\n".join(renamed) + "\n", ".box.toml"
-    return "\n".join(renamed) + "\n", ".box.yaml"
-
-
-def example_names() -> list[str]:
-    return sorted(_stem(path) for path in _examples())
-
-
-def _stem(path: Path) -> str:
-    return path.name.partition(".")[0]
-
-
-def _examples() -> list[Path]:
-    folder = Path(__file__).resolve().parents[2] / "examples"
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if path.name.endswith(EXAMPLE_SUFFIXES))
 
 
 def schema(chosen: Namespace) -> int:

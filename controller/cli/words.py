@@ -29,9 +29,9 @@ def conditions(**_: object) -> list[str]:
 
 
 def example_names(**_: object) -> list[str]:
-    from controller.cli.start import example_names
+    from controller.cli.examples import names
 
-    return example_names()
+    return names()
 
 
 def known_labels(prefix: str, parsed_args: argparse.Namespace, **_: object) -> Iterable[str]:

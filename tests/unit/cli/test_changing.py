@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from controller.store import Record, Store
 from reconcilers import disk
 from reconcilers.layout import Layout
 from specs.boxfile import Boxfile, Data, OnDelete
-from specs.parse import parse_boxfile
 from tests.unit.cli.hostservice import serving
 from tests.unit.cli.support import box, text
 
@@ -244,42 +242,6 @@ async def test_what_needs_the_controller_reaches_it(layout: Layout) -> None:
 def test_what_needs_the_controller_says_how_to_start_it(layout: Layout, verb: tuple[str]) -> None:
     done = box(layout.home, *verb)
     assert (done.returncode, "box controller" in text(done)) == (1, True)
-
-
-def test_new_writes_a_valid_boxfile_once(layout: Layout, tmp_path: Path) -> None:
-    done = box(layout.home, "new", "agent")
-    assert (done.returncode, "box apply -f agent.box.yaml" in text(done)) == (0, True)
-    data = (tmp_path / "agent.box.yaml").read_bytes()
-    parsed = parse_boxfile(data, file="agent.box.yaml", expected_name="agent")
-    assert parsed.problems == ()
-    data = data.replace(b"\naccel: tcg", b"\n# accel: tcg")  # as on a host with KVM
-    uncommented = data.replace(b"# accel: tcg", b"accel: tcg")
-    assert parse_boxfile(uncommented, file="agent.box.yaml", expected_name="agent").problems == ()
-    assert box(layout.home, "new", "agent").returncode == 2
-    assert box(layout.home, "new", "../x").returncode == 2
-
-
-@pytest.mark.parametrize("usable", [True, False])
-def test_new_writes_what_this_host_needs(layout: Layout, tmp_path: Path, usable: bool) -> None:
-    memory = {"key": "", "usable": usable, "why": "it was tried"}
-    (layout.kernels / "kvm-probe.json").write_text(json.dumps(memory))
-    if usable and not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        usable = False  # what was remembered is of another day
-    box(layout.home, "new", "agent")
-    data = (tmp_path / "agent.box.yaml").read_bytes()
-    parsed = parse_boxfile(data, file="agent.box.yaml", expected_name="agent")
-    assert parsed.box is not None
-    assert parsed.box.accel == ("auto" if usable else "tcg")
-    assert (b"does not work on this host\n# (" in data) is not usable
-
-
-def test_new_copies_an_example_under_the_new_name(layout: Layout, tmp_path: Path) -> None:
-    assert box(layout.home, "new", "mine", "--from", "hello").returncode == 0
-    data = (tmp_path / "mine.box.yaml").read_bytes()
-    parsed = parse_boxfile(data, file="mine.box.yaml", expected_name="mine")
-    assert parsed.problems == ()
-    done = box(layout.home, "new", "other", "--from", "nothing")
-    assert (done.returncode, "hello" in text(done)) == (2, True)
 
 
 def test_apply_reads_a_pipe(layout: Layout) -> None:

@@ -1,0 +1,117 @@
+"""Each Boxfile that people are invited to copy does what its comments say.
+
+It is begun with `box new --from`, as a person would, and applied without another word.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vm.cases import CaseHome, case_home
+from tests.vm.harness import BOX, until
+
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300)]
+
+
+class Newcomer:
+    """Somebody in a folder of their own, with box."""
+
+    def __init__(self, folder: Path, home: CaseHome) -> None:
+        self.folder = folder
+        self.home = home
+
+    def begin(self, example: str, name: str) -> None:
+        """The two lines that `box new` itself suggests."""
+        for line in (
+            ("new", name, "--from", example),
+            ("apply", "-f", f"{name}.box.yaml", "--wait", "--timeout", "120"),
+        ):
+            done = subprocess.run(
+                [*BOX, *line], env=self.home.env, cwd=self.folder, capture_output=True, timeout=200
+            )
+            assert done.returncode == 0, f"{line}: {done.stderr!r}\n{self.home.log()}"
+
+    def says(self, name: str, *command: str) -> str:
+        return self.home.run(name, *command).stdout.decode()
+
+    def shell(self, name: str, line: str) -> str:
+        return self.says(name, "sh", "-c", line)
+
+    def end(self, name: str) -> None:
+        """Its VM makes room for the next one; what is erased after a minute is not waited for."""
+        self.home.box("delete", name)
+        until(lambda: not self.home.vmms(name), 60, f"the VM of {name} ended; {self.home.log()}")
+
+
+def at_home_in(folder: Path) -> list[str]:
+    """The start of a command line for which root's home is `folder`, so that ~ is of the test."""
+    accounts = Path("/etc/passwd").read_text().splitlines()
+    lines = [f"root:x:0:0:root:{folder}:/bin/sh"]
+    lines += [line for line in accounts if not line.startswith("root:")]
+    (folder / "passwd").write_text("\n".join(lines) + "\n")
+    mount = f"mount --bind {folder}/passwd /etc/passwd"
+    return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+
+
+@pytest.fixture(scope="module")
+def newcomer() -> Iterator[Newcomer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="boxtest-") as tmp,
+        case_home(prefix=at_home_in(Path(tmp))) as home,
+    ):
+        yield Newcomer(Path(tmp), home)
+
+
+def test_tiny_busybox(newcomer: Newcomer) -> None:
+    newcomer.begin("tiny-busybox", "tiny")
+    kernel, memory, disk = newcomer.shell(
+        "tiny", "uname -r; free -m | grep Mem; df -m /data | tail -n 1"
+    ).splitlines()
+    assert kernel.endswith("cloud-amd64")
+    assert 60 < int(memory.split()[1]) <= 128
+    assert 8 < int(disk.split()[1]) <= 16
+    newcomer.end("tiny")
+
+
+def test_offline(newcomer: Newcomer) -> None:
+    newcomer.begin("offline", "offline")
+    assert newcomer.says("offline", "ls", "/sys/class/net") == "lo\n"
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("suspect"), io.BytesIO())
+    into = ("exec", "offline", "-i", "--", "sh", "-c", "cat >/tmp/it.tar")
+    newcomer.home.box(*into, data=packed.getvalue())
+    assert newcomer.says("offline", "tar", "tf", "/tmp/it.tar") == "suspect\n"
+    refused = newcomer.home.run("offline", "touch", "/etc/canary", check=False)
+    assert (refused.returncode, b"Read-only file system" in refused.stderr) == (1, True)
+    full = newcomer.home.run("offline", "dd", "if=/dev/zero", "of=/data/much", check=False)
+    assert (full.returncode, b"No space left" in full.stderr) == (1, True)
+    newcomer.end("offline")
+
+
+def test_mounts_ro(newcomer: Newcomer) -> None:
+    notes = newcomer.folder / "project/notes"
+    notes.parent.mkdir()
+    notes.write_text("of the host\n")
+    newcomer.begin("mounts-ro", "mounts")
+    assert newcomer.says("mounts", "cat", "/src/notes") == "of the host\n"
+    notes.write_text("changed\n")
+    assert newcomer.says("mounts", "cat", "/src/notes") == "changed\n", "it is seen live"
+    newcomer.home.run("mounts", "mount", "-o", "remount,rw", "/src", check=False)
+    for line in ("echo x >/src/notes", "rm /src/notes", "mkdir /src/new", "chmod 777 /src/notes"):
+        refused = newcomer.home.run("mounts", "sh", "-c", line, check=False)
+        assert refused.returncode != 0 and b"Read-only file system" in refused.stderr, line
+    newcomer.shell("mounts", "cp -r /src /data/work && echo guest >/data/work/notes")
+    kept = newcomer.home.run("mounts", "tar", "c", "-C", "/data", "work").stdout
+    with tarfile.open(fileobj=io.BytesIO(kept)) as archive:
+        changed = archive.extractfile("work/notes")
+        assert changed is not None and changed.read() == b"guest\n"
+    assert notes.read_text() == "changed\n"
+    newcomer.end("mounts")
