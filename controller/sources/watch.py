@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,9 @@ EVENTS: list[type[FileSystemEvent]] = [
 # of a storm may be among them, so a storm is followed by one more hint when it is over.
 STORM_EVENTS = 1000
 STORM_SECONDS = 1.0
+# The library watches a new folder twice, from its own event and from its parent's walk, and says so
+# with all it knows of every watch: kilobytes of the controller's log for each folder of a feeder.
+warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning)
 
 
 class FolderWatch:
