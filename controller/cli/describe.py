@@ -18,6 +18,7 @@ from specs.text import one_line
 
 STATUS_COLOURS = {"True": output.GREEN, "False": output.RED, "Unknown": output.YELLOW}
 EVENTS_SHOWN = 10
+_COMMANDS = ("run", "runcmd")  # lines of a shell, in which a comma means nothing
 
 
 def describe(chosen: Namespace) -> int:
@@ -112,15 +113,20 @@ def _nested(value: dict[str, Any], indent: str) -> None:
         if isinstance(one, dict):
             print(f"{indent}{output.safe(key)}:")
             _nested(one, indent + "  ")
-        elif isinstance(one, list) and any(isinstance(each, dict) for each in one):
+        elif isinstance(one, list) and (key in _COMMANDS or any(isinstance(n, dict) for n in one)):
             print(f"{indent}{output.safe(key)}:")
             for each in one:
-                pairs = ", ".join(f"{name}: {text}" for name, text in dict(each).items())
-                print(f"{indent}  - {{{output.safe(pairs, 1000)}}}")
+                print(f"{indent}  - {output.safe(_entry(each), 1000)}")
         elif isinstance(one, list):
             print(f"{indent}{output.safe(key)}: {output.safe(', '.join(map(str, one)))}")
         else:
             print(f"{indent}{output.safe(key)}: {output.safe(one)}")
+
+
+def _entry(one: Any) -> str:
+    if isinstance(one, dict):
+        return "{" + ", ".join(f"{name}: {text}" for name, text in one.items()) + "}"
+    return shlex.join(one) if isinstance(one, list) else str(one)
 
 
 def _conditions(layout: Layout, found: View) -> None:

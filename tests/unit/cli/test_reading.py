@@ -104,6 +104,17 @@ def test_describe_shows_mounts_as_a_boxfile_has_them(layout: Layout) -> None:
     assert "  mounts:\n    - {host: ~/src, guest: /src}\n    - {host: /srv, guest: /x" in shown
 
 
+def test_describe_shows_a_recipe_with_a_line_for_each_command(layout: Layout) -> None:
+    settle(layout)
+    blueprint = {"write_files": [{"path": "/x", "content": "a\n"}], "runcmd": ["a", ["c", "d e"]]}
+    fields = {"name": "fern", "packages": ["git", "zsh"], "run": ["x, y"], "blueprint": blueprint}
+    spec = Boxfile.model_validate(fields)
+    Store(layout).save(Record(name="fern", generation=2, spec=spec, source="fern.box.yaml"))
+    shown = text(box(layout.home, "describe", "fern"))
+    assert "  packages: git, zsh\n  run:\n    - x, y\n  blueprint:\n    write_files:\n" in shown
+    assert "      - {path: /x, content: a\\x0a}\n    runcmd:\n      - a\n      - c 'd e'\n" in shown
+
+
 def test_files_that_are_missing_or_garbage_hide_nothing_else(layout: Layout) -> None:
     settle(layout)
     (layout.observed / "fern" / "observed.toml").write_bytes(b"\xff\x00garbage")
