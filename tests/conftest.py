@@ -24,6 +24,7 @@ import pytest
 # A failed assert in a helper of the tests shows its values, too, as one in a test does.
 pytest.register_assert_rewrite(*(f"tests.{room}" for room in ("escape", "kvm", "setup", "vm")))
 
+from tests import lanes  # noqa: E402
 from tests.failures import Failures  # noqa: E402
 from tests.filetimes import FileTimes  # noqa: E402
 
@@ -131,8 +132,9 @@ def required() -> frozenset[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     required()
-    config.pluginmanager.register(FileTimes())
-    config.pluginmanager.register(Failures(RESULTS))
+    if not lanes.register(config):
+        config.pluginmanager.register(FileTimes())
+        config.pluginmanager.register(Failures(RESULTS))
 
 
 def is_put_off(item: pytest.Item) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import is_put_off, missing_lab
 from tests.kvm.ahead import Ahead
+from tests.lanes import BUSY, is_lane
 
 SUMMARIES: list[str] = []
 BEGUN: dict[str, Ahead] = {}  # by the name of the test that will ask for it
@@ -50,7 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtestloop(session: pytest.Session) -> None:
     first = lab_test(session.items)
     beside = first is not None and place(session.items[0]) < len(PATIENT)
-    if session.testsfailed or session.config.option.collectonly or not beside or missing_lab():
+    if session.testsfailed or session.config.option.collectonly or not beside:
+        return
+    if is_lane(session.config) or missing_lab():
         return
     from tests.kvm.job import Job
 
@@ -58,7 +61,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     job = first.callspec.params["job"]
     assert isinstance(job, Job)
     command = [sys.executable, "-m", "tests.kvm.ahead", *job.words()]
-    BEGUN[first.nodeid] = Ahead(command)
+    begun = BEGUN[first.nodeid] = Ahead(command)
+    session.config.stash.setdefault(BUSY, []).append(lambda: not begun.ended())
 
 
 def pytest_sessionfinish() -> None:

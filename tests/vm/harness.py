@@ -34,6 +34,7 @@ ACCEL = os.environ.get("BOX_TEST_ACCEL", "tcg")
 CONFIG = os.environ.get("BOX_TEST_CONFIG", "")
 # A factor on the limits below, for a host that does other things meanwhile.
 PATIENCE = int(os.environ.get("BOX_TEST_PATIENCE", "1"))
+SIDE_BY_SIDE = 2  # files of tests that run at a time (tests/lanes.py)
 SLOWNESS = float(os.environ.get("BOX_TEST_SLOWNESS", "1"))  # against a real processor
 # Between two looks. On one slow processor a look costs what is looked for its time.
 PAUSE = 0.02 * SLOWNESS
@@ -44,7 +45,7 @@ TINY = f"accel: {ACCEL}\ncpus: 1\nram_mib: 192\ndata: {{size_mib: 32}}\n"
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     """Poll until `condition` gives something true, and return it."""
-    seconds *= PATIENCE
+    seconds *= SIDE_BY_SIDE * PATIENCE
     limit = time.monotonic() + seconds
     while True:
         found = condition()

@@ -127,6 +127,7 @@ class Api:
 # -- E1 ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quiet
 def test_e1_200_mb_on_both_streams_to_a_slow_reader_block_nobody(home: CaseHome) -> None:
     blob = os.urandom(MIB)
     home.box("exec", "oak", "-i", "--", "sh", "-c", "cat > /tmp/blob", data=blob)
@@ -176,6 +177,7 @@ def read_slowly(pipe: IO[bytes], found: dict[str, str], stream: str) -> None:
     found[stream] = digest.hexdigest()
 
 
+@pytest.mark.quiet
 def test_e1_a_client_that_never_reads_costs_nothing_and_its_command_dies_with_it(
     home: CaseHome,
 ) -> None:
@@ -286,6 +288,7 @@ def test_e4_a_large_environment_arrives(home: CaseHome, route: str) -> None:
     assert out.split()[0].decode() == expected
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize(
     ("what", "body"),
     [

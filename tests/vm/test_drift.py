@@ -135,6 +135,7 @@ def test_deleted_and_garbled_reports_are_written_again(oak: Home) -> None:
     assert oak.pid("oak") == pid
 
 
+@pytest.mark.quiet
 def test_a_killed_vmm_is_noticed_within_100_ms_and_replaced(oak: Home) -> None:
     events = oak.path / "observed" / "oak" / "events.jsonl"
     pid = oak.pid("oak")

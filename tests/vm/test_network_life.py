@@ -21,6 +21,7 @@ from specs.config import Config
 from specs.names import HostNames
 from specs.parse import parse_boxfile
 from tests.tracebacks import no_traceback
+from tests.vm.cases import names as sandboxes
 from tests.vm.harness import until
 from tests.vm.netlab import (
     BOXFILE,
@@ -40,8 +41,27 @@ MIB = 1 << 20
 SERVE = "while :; do echo {word} | nc -l -p {port}; done </dev/null >/dev/null 2>&1 &"
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[NetHome]:
+    with net_home() as made:
+        yield made
+
+
 @pytest.fixture
-def home() -> Iterator[NetHome]:
+def home(shared: NetHome) -> Iterator[NetHome]:
+    """One host and controller for all, without a sandbox before and after each test."""
+    yield shared
+    for family in ("ipv4.ip_forward", "ipv6.conf.all.forwarding"):
+        shared.lab.run(shared.lab.host, "sysctl", "-qw", f"net.{family}=1")
+    for name in sandboxes(shared):
+        shared.box("delete", name)
+        shared.nothing_left(name)
+    until(lambda: not shared.spaces() and not shared.host_shows(), 30, "no network is left")
+
+
+@pytest.fixture
+def own_home() -> Iterator[NetHome]:
+    """For a test that changes the host for good."""
     with net_home() as made:
         yield made
 
@@ -249,9 +269,9 @@ def set_uplink(home: NetHome, mtu: int) -> None:
     ip("link", "set", "up1", "mtu", str(mtu), namespace=lab.world)
 
 
-def test_a_small_mtu_and_a_path_that_says_nothing(home: NetHome) -> None:
+def test_a_small_mtu_and_a_path_that_says_nothing(own_home: NetHome) -> None:
     """N6: 50 MiB over an uplink of 1,400 that drops "fragmentation needed"; then it shrinks."""
-    lab = home.lab
+    home, lab = own_home, own_home.lab
     set_uplink(home, 1400)
     for space in (lab.world, lab.host):
         errors = "icmp type destination-unreachable drop; icmpv6 type packet-too-big drop;"
