@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import bridged, execute, fleet, line, moves, readings, shares, walls
+from bench import bridged, execute, fleet, images, line, moves, readings, shares, walls
 from bench.measure import FEWEST, Row, table
 
 Benchmark = Callable[[int], list[Row]]
@@ -38,11 +38,12 @@ BENCHMARKS: dict[str, Benchmark] = {
     "bridged": bridged.bridged,
     "moved": moves.moved,
     "forked": moves.forked,
+    "images": images.images,
     "settled": fleet.settled,
     "suite": walls.suite,
 }
 # Take minutes, and some of them gigabytes of memory or disk.
-ONLY_WITH_ALL = {"settled", "suite", "moved"}
+ONLY_WITH_ALL = {"images", "settled", "suite", "moved"}
 
 
 def main() -> int:
@@ -74,7 +75,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench", description="Benchmarks on real parts.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument(
-        "--all", action="store_true", help="also those that take minutes: moved, settled, suite"
+        "--all",
+        action="store_true",
+        help="also those that take minutes: images, moved, settled, suite",
     )
     parser.add_argument("--repeat", type=int, default=FEWEST, help="samples, at least %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples to FILE too")

@@ -72,7 +72,11 @@ def test_a_tag_chooses_an_image_in_an_archive(tmp_path: Path, images: Images) ->
 # -- tar files
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress, bz2.compress])
+def zstd(data: bytes) -> bytes:
+    return subprocess.run(["zstd", "-q", "-c"], input=data, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress, bz2.compress, zstd])
 def test_a_tar_file_is_a_root(
     tmp_path: Path, images: Images, pack: Callable[[bytes], bytes]
 ) -> None:
@@ -82,7 +86,10 @@ def test_a_tar_file_is_a_root(
     assert content(built, "bin/sh") == b"#!"
 
 
-@pytest.mark.parametrize("data", [gzip.compress(ROOT)[:-9], lzma.compress(ROOT)[:-9], b"text", b""])
+@pytest.mark.parametrize(
+    "data",
+    [gzip.compress(ROOT)[:-9], lzma.compress(ROOT)[:-9], b"\x28\xb5\x2f\xfd" * 9, b"text", b""],
+)
 def test_a_tar_file_that_is_none_or_breaks_off_is_refused(
     tmp_path: Path, images: Images, data: bytes
 ) -> None:
@@ -95,11 +102,15 @@ def test_a_tar_file_that_is_none_or_breaks_off_is_refused(
     assert list((tmp_path / "images").iterdir()) == []
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, zstd])
 def test_a_tar_file_that_unpacks_to_too_much_is_refused(
-    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    images: Images,
+    monkeypatch: pytest.MonkeyPatch,
+    pack: Callable[[bytes], bytes],
 ) -> None:
     monkeypatch.setattr("reconcilers.images.localfile.LAYER_MAX", 1 << 20)
-    (tmp_path / "root.tar").write_bytes(gzip.compress(bytes(3 << 20)))
+    (tmp_path / "root.tar").write_bytes(pack(bytes(3 << 20)))
     with pytest.raises(BadImage, match="unpacks to more than"):
         images.build(f"rootfs:{tmp_path}/root.tar")
 
