@@ -121,18 +121,19 @@ unused_number() { # FIRST
     echo "$number"
 }
 
-need_group() { # NAME NUMBER (or nothing) FIRST
+need_group() { # NAME NUMBER (or nothing)
     if in_file "^$1:" /etc/group; then return; fi
     number=$2
+    # From 100 on, as of a system: those from 1000 on are for users.
     if [ -z "$number" ] || has_number "$number" /etc/group; then
-        number=$(unused_number "$3")
+        number=$(unused_number 100)
     fi
     add_line "$1:x:$number:" /etc/group
     if [ -e /etc/gshadow ]; then add_line "$1:!::" /etc/gshadow; fi
 }
 
 need_member() { # USER GROUP
-    need_group "$2" "" "$first"
+    need_group "$2" ""
     for list in /etc/group /etc/gshadow; do
         [ -e "$list" ] || continue
         in_file "^$2:.*[:,]$1\$" "$list" || in_file "^$2:.*[:,]$1," "$list" ||
@@ -167,7 +168,7 @@ new_user() {
         uid=$(unused_number "$first")
     fi
     : "${group:=$name}" "${home:=/home/$name}" "${shell:=/bin/sh}"
-    need_group "$group" "$uid" "$first"
+    if [ "$group" = "$name" ]; then need_group "$group" "$uid"; else need_group "$group" ""; fi
     gid=$(sed -n "s/^$group:[^:]*:\([0-9]*\):.*/\1/p" /etc/group | head -n 1)
     add_line "$name:x:$uid:$gid:$gecos:$home:$shell" /etc/passwd
     if [ -e /etc/shadow ]; then add_line "$name:!::0:99999:7:::" /etc/shadow; fi
