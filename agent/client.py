@@ -16,9 +16,10 @@ import struct
 import time
 from collections.abc import Awaitable
 
-from agent import messages
+from agent import merged, messages
 from agent.codec import Decoder, Frame, ToHost
 from agent.handshake import greet, some
+from agent.merged import Merged
 from agent.messages import ExecRequest, Exit, Hello, Kind
 from agent.process import GuestError, Output, Process
 from specs.errors import BoxError, ChannelError, ProtocolError
@@ -152,16 +153,37 @@ class AgentClient:
         """
         await self._transfer(Kind.IMPORT, "cannot import into /data", seconds)
 
-    async def _transfer(self, kind: Kind, what: str, seconds: float) -> None:
-        if "transfer" not in self.hello.capabilities:
+    async def changes(self, seconds: float, *, with_data: bool) -> int:
+        """Write what differs between the disk `base` and /data to the disk `transfer`, with what is
+        in files or without; how many entries that are, by the guest's word. Raises as
+        `export_data`.
+        """
+        body = messages.changes_body(with_data=with_data)
+        told = await self._transfer(Kind.CHANGES, "cannot compare /data", seconds, body)
+        return merged.count(told)
+
+    async def merge(self, seconds: float, *, theirs: bool, dry_run: bool) -> Merged:
+        """Bring the changes on the disk `transfer` into /data, which both came from the disk
+        `base`. Nothing is written with `dry_run`, and where there are conflicts without `theirs`.
+        Raises as `export_data`.
+        """
+        body = messages.merge_body(theirs=theirs, dry_run=dry_run)
+        what, limit = "cannot apply the changes", merged.SIZE_MAX
+        return merged.parse(await self._transfer(Kind.MERGE, what, seconds, body, limit))
+
+    async def _transfer(
+        self, kind: Kind, what: str, seconds: float, body: bytes = b"", limit: int = 64
+    ) -> bytes:
+        if ("changes" if body else "transfer") not in self.hello.capabilities:
             raise GuestError(f"{what}: the guest's agent is too old")
-        process = await self._start(kind, b"")
+        process = await self._start(kind, body)
         try:
             async with asyncio.timeout(seconds):
-                how, _, _ = await process.collect(64)
+                how, told, _ = await process.collect(limit)
         except TimeoutError:
             raise ChannelError(f"{what}: it took longer than {seconds:g} s") from None
         _check(how, what)
+        return told
 
     # -- questions --------------------------------------------------------------------------------
 

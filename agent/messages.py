@@ -135,6 +135,16 @@ def request(stream: int, kind: Kind, body: bytes = b"") -> Iterator[bytes]:
         yield encode(ToGuest.BODY, stream, view[start : start + PAYLOAD_MAX])
 
 
+def changes_body(*, with_data: bool) -> bytes:
+    """The body of CHANGES."""
+    return struct.pack(">IB", OUTPUT_WINDOW, int(with_data))
+
+
+def merge_body(*, theirs: bool, dry_run: bool) -> bytes:
+    """The body of MERGE."""
+    return struct.pack(">IB", OUTPUT_WINDOW, theirs | dry_run << 1)
+
+
 def exec_body(wanted: ExecRequest, window: int = OUTPUT_WINDOW) -> bytes:
     """The body of EXEC. Raises UsageError for what no kernel could start."""
     if wanted.tty:

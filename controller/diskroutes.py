@@ -1,4 +1,4 @@
-"""The API's routes to the disks of sandboxes: snapshots, restore, reset, import and export."""
+"""The API's routes to the disks of sandboxes: snapshots, restore, reset, transfers, forks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from controller.apirequest import fields, flag, text
 from controller.httpconn import Request
 from controller.service import Service
 from specs.errors import UsageError
+from specs.pathtext import path_field
 
 ACTIONS = ("export", "import")
 
@@ -56,9 +57,37 @@ async def _data(service: Service, request: Request, name: str) -> Reply:
     return Reply({"name": name, "result": f"{action}ed"})
 
 
+async def _fork(service: Service, request: Request, name: str) -> Reply:
+    body = fields(request, "action", "transfer", "theirs", "dry_run")
+    action, transfer = text(body, "action"), text(body, "transfer")
+    theirs, dry_run = flag(body, "theirs"), flag(body, "dry_run")
+    if action == "diff" and not theirs and not dry_run:
+        found = await service.disks.fork_diff(name, transfer)
+    elif action == "apply":
+        found = await service.disks.fork_apply(name, transfer, theirs=theirs, dry_run=dry_run)
+    else:
+        raise UsageError("action: diff, alone, or apply is expected")
+    merged = found.merged
+    return Reply(
+        {
+            "name": name,
+            "of": found.of,
+            "result": found.result,
+            "changes": merged.taken,
+            "conflicts": [
+                {"fork": each.fork, "parent": each.parent, **path_field(each.path)}
+                for each in merged.conflicts
+            ],
+            "conflict_count": merged.total,
+            "kept": found.kept,
+        }
+    )
+
+
 ROUTES: Mapping[tuple[str, str], Mapping[str, Handler]] = {
     ("sandboxes", "snapshots"): {"GET": _list, "POST": _take, "DELETE": _forget},
     ("sandboxes", "restore"): {"POST": _restore},
     ("sandboxes", "reset"): {"POST": _reset},
     ("sandboxes", "data"): {"POST": _data},
+    ("sandboxes", "fork"): {"POST": _fork},
 }

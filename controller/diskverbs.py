@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from controller.diskuse import DiskUse
+from controller.forks import Forks, Outcome
 from controller.inventory import Inventory
 from controller.transfers import Transfers
 from reconcilers import snapshots
@@ -26,8 +27,14 @@ class DiskVerbs:
     """The disks of one home (`controller.service.Disks`)."""
 
     def __init__(
-        self, layout: Layout, inventory: Inventory, use: DiskUse, transfers: Transfers
+        self,
+        layout: Layout,
+        inventory: Inventory,
+        use: DiskUse,
+        transfers: Transfers,
+        forks: Forks,
     ) -> None:
+        self._forks = forks
         self._transfers = transfers
         self._layout = layout
         self._inventory = inventory
@@ -75,6 +82,12 @@ class DiskVerbs:
         async with self._use.held(name) as entry:
             await self._do(name, lambda folder: snapshots.forget(folder, label))
             self._inventory.event(entry, "snapshot", f"{label} deleted")
+
+    async def fork_diff(self, name: str, transfer: str) -> Outcome:
+        return await self._forks.diff(name, transfer)
+
+    async def fork_apply(self, name: str, transfer: str, *, theirs: bool, dry_run: bool) -> Outcome:
+        return await self._forks.apply(name, transfer, theirs=theirs, dry_run=dry_run)
 
     async def transfer(self, name: str, action: str, transfer: str) -> None:
         await self._transfers.run(name, Action(action), transfer)

@@ -19,6 +19,7 @@ from controller import apply, mountrules
 from controller.diskuse import DiskUse
 from controller.diskverbs import DiskVerbs
 from controller.entry import Entry
+from controller.forks import Forks
 from controller.imageverbs import ImageVerbs
 from controller.inventory import Inventory
 from controller.service import Applied
@@ -89,7 +90,13 @@ class Operations:
         use: DiskUse,
     ) -> None:
         self.images = ImageVerbs(host, inventory, wake)
-        self.disks = DiskVerbs(host.layout, inventory, use, Transfers(host, inventory, use))
+        self.disks = DiskVerbs(
+            host.layout,
+            inventory,
+            use,
+            Transfers(host, inventory, use),
+            Forks(host, inventory, use),
+        )
         self._host = host
         self._layout = host.layout
         self._inventory = inventory

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from agent.messages import ExecRequest
+    from controller.forks import Outcome
     from reconcilers.images.progress import Seen
     from reconcilers.images.stored import Stored
     from reconcilers.snapshots import Listed
@@ -102,6 +103,15 @@ class Disks(Protocol):
         """Move /data (`export`, `import`) to or from the file of a transfer. Takes minutes where
         there is much of it. Raises UsageError when there is no such transfer.
         """
+
+    async def fork_diff(self, name: str, transfer: str) -> Outcome:
+        """Write what a fork changed since it began, or was last applied, to the file of a transfer.
+
+        Raises UsageError for what is no fork, or no such transfer.
+        """
+
+    async def fork_apply(self, name: str, transfer: str, *, theirs: bool, dry_run: bool) -> Outcome:
+        """The same, with what is in files, and bring it into the parent. Raises as `fork_diff`."""
 
 
 class Pictures(Protocol):

@@ -16,7 +16,7 @@ from controller.inventory import Inventory
 from reconcilers import disk as disks
 from reconcilers.facts import Disk
 from reconcilers.guestfiles import helper, transfers
-from reconcilers.guestfiles.helper import Action
+from reconcilers.guestfiles.helper import Action, Job
 from reconcilers.host import Host
 from specs.errors import Conflict, HostError
 
@@ -44,7 +44,7 @@ class Transfers:
                     os.ftruncate(archive, helper.archive_bytes(disk))
                 box = entry.record.spec
                 assert box is not None
-                await helper.run(self._host, box, action, archive)
+                await helper.run(self._host, box, Job(action, archive))
                 self._inventory.event(entry, action.value, f"its /data was {action.value}ed")
 
     def _disk(self, entry: Entry, action: Action) -> Disk:

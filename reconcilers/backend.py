@@ -18,6 +18,7 @@ QMP_FD, CONSOLE_FD, AGENT_FD, ROOT_FD, DATA_FD, TAP_FD = 3, 4, 5, 6, 7, 8
 MOUNT_FD = 9  # of the first mount; the others follow, in the order of the Boxfile
 LAYER_FD = MOUNT_FD + MOUNTS_MAX  # of the lowest frozen layer of the data disk; the others follow
 ARCHIVE_FD = 127  # of a transfer's archive, beyond every layer
+BASE_FD = 128  # the top of the disk that another one is compared with; its layers follow
 KERNEL_PATH, INITRD_PATH = "/kernel", "/initrd"
 
 
@@ -60,8 +61,10 @@ class Backend(Protocol):
         host: HostFacts,
         layers: tuple[str, ...] = ("raw",),
         archive: str = "",
+        base: tuple[str, ...] = (),
     ) -> VmmCommand:
         """The command line of this Boxfile's VMM; `marker` names it for who looks for strays,
         `layers` are the formats of its data disk, bottom first. With `archive`, `read` or
-        `written`, there is the disk of a transfer besides.
+        `written`, there is the disk of a transfer besides; with `base`, formats as well, one more
+        disk.
         """

@@ -117,21 +117,46 @@ def with_snapshot(chain: Chain, label: str, taken: str, top: str, size_mib: int)
 
     Raises BadName, Conflict for a label that is taken, HostError where it would be too long.
     """
-    check_label(label)
-    if any(each.label == label for each in chain.snapshots):
+    holds = chain.layers if top else chain.layers[:-1]
+    labelled = _labelled(chain, Snapshot(label, taken, size_mib, holds))
+    return with_top(labelled, top, size_mib) if top else labelled
+
+
+def _labelled(chain: Chain, taking: Snapshot) -> Chain:
+    check_label(taking.label)
+    if any(each.label == taking.label for each in chain.snapshots):
         raise Conflict(
-            f"{chain.sandbox} has a snapshot {label} already",
-            fix=f"choose another label, or box snapshots {chain.sandbox} --delete {label}",
+            f"{chain.sandbox} has a snapshot {taking.label} already",
+            fix=f"choose another label, or box snapshots {chain.sandbox} --delete {taking.label}",
         )
     if len(chain.snapshots) >= SNAPSHOTS_MAX:
         raise HostError(
             f"{chain.sandbox} has {len(chain.snapshots)} snapshots, as many as it may have",
             fix=f"box snapshots {chain.sandbox} --delete LABEL",
         )
-    holds = chain.layers if top else chain.layers[:-1]
-    taking = Snapshot(label, taken, size_mib, holds)
+    return replace(chain, snapshots=(*chain.snapshots, taking))
+
+
+def applied(chain: Chain, label: str, taken: str, top: str, size_mib: int, *, empty: bool) -> Chain:
+    """What is there, frozen under `label`, and on it the layer `top`, which holds what is changed.
+    `empty`: nobody has written to the present top, which is named no more. Raises as
+    `with_snapshot`.
+    """
+    holds = chain.layers[:-1] if empty else chain.layers
+    labelled = _labelled(chain, Snapshot(label, taken, size_mib, holds))
+    return with_top(replace(labelled, layers=holds), top, size_mib)
+
+
+def rebased(chain: Chain, taken: str, top: str, size_mib: int) -> Chain:
+    """The fork `chain` from now on compared with what it holds now, frozen: with the new overlay
+    `top`, or with an empty `top` as it is, for nobody has written to the present one.
+
+    Raises HostError where it would be too long, ValueError for what is no fork.
+    """
+    if chain.origin is None:
+        raise ValueError(f"{chain.sandbox} is no fork")
     kept = with_top(chain, top, size_mib) if top else chain
-    return replace(kept, snapshots=(*chain.snapshots, taking))
+    return replace(kept, origin=Origin(chain.origin.of, taken, kept.layers[:-1]))
 
 
 def forked(chain: Chain, name: str, taken: str, top: str, size_mib: int) -> Chain:
@@ -224,7 +249,11 @@ def steps_between(
     size of a new raw layer. A crash after any of these steps leaves what `tidied` makes clean, as
     the old disk or as the new one.
     """
-    made = [layer for layer in new.layers if layer.file not in old.files]
+    made = [
+        layer
+        for layer in new.layers
+        if layer.file not in old.files and layer.file not in present  # made before
+    ]
     after = {**present, **{layer.file: True for layer in made}}
     makes = (Make(layer.file, layer.size_mib or base_mib) for layer in made)
     return (*makes, Commit(new), *tidied(new, after))

@@ -71,6 +71,8 @@ class Start:
     shares: tuple[tuple[Directory, int], ...] = ()
     # the archive of a transfer, the caller's, and whether it is written; else it is read
     archive: tuple[int, bool] | None = None
+    # the disk that the other one is compared with
+    base: Disk | None = None
 
 
 async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
@@ -84,9 +86,14 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
     make_private_directory(layout.runtime)
     make_private_directory(folder)
     record_path = layout.launch_record(name)
-    marker, formats = wanted.names.marker, wanted.disk.formats
     command = wanted.backend.command(
-        wanted.box, wanted.accel, marker, wanted.host, formats, _use_of_archive(wanted)
+        wanted.box,
+        wanted.accel,
+        wanted.names.marker,
+        wanted.host,
+        wanted.disk.formats,
+        _use_of_archive(wanted),
+        wanted.base.formats if wanted.base is not None else (),
     )
     with ExitStack() as opened:
         # In a thread: it reads the whole image.
@@ -240,6 +247,9 @@ def _descriptors(opened: ExitStack, layout: Layout, wanted: Start, image: int) -
     archive = {slots.ARCHIVE_FD: wanted.archive[0]} if wanted.archive is not None else {}
     *frozen, top = map(kept, disks.open_for_vmm(wanted.disk))
     beneath = {slots.LAYER_FD + index: layer for index, layer in enumerate(frozen)}
+    if wanted.base is not None:
+        *others, base = map(kept, disks.open_for_vmm(wanted.base))
+        beneath |= {slots.BASE_FD + index: layer for index, layer in enumerate((base, *others))}
     return (
         network
         | beneath

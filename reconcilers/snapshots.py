@@ -81,7 +81,7 @@ def take(folder: Path, label: str, moment: Moment) -> str:
     Raises BadName, Conflict, HostError, OSError.
     """
     old = read(folder)
-    label = label or _free(old, moment.word)
+    label = label or free_label(old, moment.word)
     new = _frozen(folder, old, label, moment)
     layers.change(folder, old, new)
     return label
@@ -96,7 +96,7 @@ def restore(folder: Path, label: str, moment: Moment, *, discard: bool) -> str:
     old = read(folder)
     old.snapshot(label)
     kept, size = old, layers.size_mib(folder, old)
-    before = "" if discard else _free(old, f"before-restore-{moment.word}")
+    before = "" if discard else free_label(old, f"before-restore-{moment.word}")
     if before:
         kept = _frozen(folder, old, before, moment)
     layers.change(folder, old, chain.restored(kept, label, layers.new_file("qcow2"), size))
@@ -109,7 +109,7 @@ def reset(folder: Path, size_mib: int, moment: Moment, *, discard: bool) -> str:
     Raises HostError, CommandError, OSError.
     """
     old = read(folder)
-    kept, before = old, "" if discard else _free(old, f"before-reset-{moment.word}")
+    kept, before = old, "" if discard else free_label(old, f"before-reset-{moment.word}")
     if before:
         kept = _frozen(folder, old, before, moment)
     new = chain.emptied(kept, layers.new_file("raw"))
@@ -153,7 +153,7 @@ def _frozen(folder: Path, old: Chain, label: str, moment: Moment) -> Chain:
     return chain.with_snapshot(old, label, moment.taken, top, size)
 
 
-def _free(old: Chain, wanted: str) -> str:
+def free_label(old: Chain, wanted: str) -> str:
     """`wanted`, or with a number where a snapshot has that label."""
     known = {each.label for each in old.snapshots}
     number = 1

@@ -58,11 +58,20 @@ def _fork(verb: Verb) -> None:
         "forks",
         "make a sandbox whose /data begins with that of another, copied on write",
         "box fork agent try        # the Boxfile of try is that of agent, with fork_of: agent",
+        "box fork diff try         # what try changed since: added, modified, deleted",
+        "box fork apply try        # brings that into agent; --dry-run only says what it would",
         "box fork discard try",
     )
-    one.usage = "box fork NAME FORK [--wait] [--timeout TIME], or box fork discard FORK"
+    one.usage = """box fork NAME FORK [--wait] [--timeout TIME]
+       box fork diff FORK [--stat] [-o json]
+       box fork apply FORK [--theirs] [--dry-run] [-o json]
+       box fork discard FORK"""
     made: Any = one.add_argument("words", metavar="NAME FORK", nargs=2, help="two sandboxes")
-    made.completer = words.known_names
+    made.completer = words.known_names_or("diff", "apply", "discard")
+    one.add_argument("--stat", action="store_true", help="diff: only how much, by directory")
+    one.add_argument("--theirs", action="store_true", help="apply: the fork wins every conflict")
+    one.add_argument("--dry-run", action="store_true", help="apply: only say what would be done")
+    words.form(one, ("table", "json"))
     one.add_argument("--wait", action="store_true", help="until the fork is as declared")
     words.timeout(one)
 

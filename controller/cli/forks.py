@@ -15,17 +15,32 @@ from specs.boxfile import Boxfile, State
 from specs.errors import HostError, NoSandbox, StillRunning, UsageError
 from specs.names import check_name
 
-ACTIONS = ("discard",)
-LATER = ("diff", "apply")
+# Options, and the words that they belong to; what is none of these makes a fork.
+OPTIONS = {
+    "wait": (),
+    "stat": ("diff",),
+    "form": ("diff", "apply"),
+    "theirs": ("apply",),
+    "dry_run": ("apply",),
+}
 
 
 def fork(chosen: Namespace) -> int:
-    """`box fork NAME FORK`, or `box fork discard FORK`."""
+    """`box fork NAME FORK`, or `box fork diff`, `apply` or `discard FORK`."""
     first, second = chosen.words
-    if first in LATER:
-        raise UsageError(f"box fork {first} is not supported yet", fix="box help fork")
-    if first in ACTIONS:
+    special = first in ("diff", "apply", "discard")
+    for option, belongs in OPTIONS.items():
+        given = getattr(chosen, option) not in (False, "table")
+        if given and (first not in belongs if special else belongs):
+            flag = {"form": "-o", "dry_run": "--dry-run"}.get(option, f"--{option}")
+            raise UsageError(f"{flag} does not belong to this", fix="box help fork")
+    if first == "discard":
         return _discard(needed(), check_name(second))
+    if special:
+        from controller.cli import forkchanges
+
+        act = {"diff": forkchanges.diff, "apply": forkchanges.apply}[first]
+        return act(needed(), check_name(second), chosen)
     return _make(needed(), check_name(first), check_name(second), chosen)
 
 

@@ -59,6 +59,15 @@ def known_names(prefix: str, **_: object) -> Iterable[str]:
         return []
 
 
+def known_names_or(*others: str) -> Callable[..., Iterable[str]]:
+    """Sandboxes, and words that may stand in place of one."""
+
+    def complete(prefix: str, **rest: object) -> Iterable[str]:
+        return [*known_names(prefix, **rest), *(one for one in others if one.startswith(prefix))]
+
+    return complete
+
+
 def name(parser: Parser, *, nargs: str | None = None, known: bool = True) -> None:
     argument: Any = parser.add_argument("name", metavar="NAME", nargs=nargs, help="the sandbox")
     if known:

@@ -45,6 +45,7 @@ class Qemu:
         host: HostFacts,
         layers: tuple[str, ...] = ("raw",),
         archive: str = "",
+        base: tuple[str, ...] = (),
     ) -> VmmCommand:
         argv = [str(host.binary), "-nodefaults", "-no-user-config", "-display", "none"]
         argv += ["-no-reboot", "-name", marker]
@@ -66,7 +67,10 @@ class Qemu:
         argv += ["-device", "virtserialport,chardev=agent,name=box.agent.0"]
         argv += _layer("root", backend.ROOT_FD, 1, "raw")
         argv += _device("root")
-        argv += _data(layers)
+        argv += _disk("data", layers, backend.LAYER_FD, FIRST_LAYER_SET, (backend.DATA_FD, 2))
+        if base:
+            first = backend.BASE_FD + 1
+            argv += _disk("base", base, first, first, (backend.BASE_FD, backend.BASE_FD))
         if archive:
             argv += _layer(
                 "transfer", backend.ARCHIVE_FD, ARCHIVE_SET, "raw", written=archive == "written"
@@ -130,20 +134,22 @@ def _mounts(box: Boxfile) -> list[str]:
     return argv
 
 
-def _data(layers: tuple[str, ...]) -> list[str]:
-    """The data disk, each layer with its format and what lies beneath it, lowest first.
+def _disk(
+    name: str, layers: tuple[str, ...], first_fd: int, first_set: int, top: tuple[int, int]
+) -> list[str]:
+    """A disk, each layer with its format and what lies beneath it, lowest first. `top` has the
+    descriptor and the set of the last, which is written.
 
     What the header of a layer says of these counts for nothing: a VMM has written it.
     """
     argv: list[str] = []
     beneath = ""
-    for index, name in enumerate(layers[:-1]):
-        node = f"layer{index}"
-        descriptor, fdset = backend.LAYER_FD + index, FIRST_LAYER_SET + index
-        argv += _layer(node, descriptor, fdset, name, beneath=beneath)
+    for index, layer in enumerate(layers[:-1]):
+        node = f"layer{index}" if name == "data" else f"{name}{index}"
+        argv += _layer(node, first_fd + index, first_set + index, layer, beneath=beneath)
         beneath = node
-    argv += _layer("data", backend.DATA_FD, 2, layers[-1], beneath=beneath, written=True)
-    return argv + _device("data")
+    argv += _layer(name, *top, layers[-1], beneath=beneath, written=True)
+    return argv + _device(name)
 
 
 def _layer(

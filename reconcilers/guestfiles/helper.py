@@ -13,10 +13,11 @@ import contextlib
 import hashlib
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from agent.client import AgentClient
+from agent.merged import Merged
 from agent.process import GuestError
 from reconcilers import disk as disks
 from reconcilers import guest, launchrecord, microvm, procfs
@@ -40,6 +41,28 @@ class Action(StrEnum):
 
     EXPORT = "export"
     IMPORT = "import"
+    CHANGES = "comparison"
+    MERGE = "merge"
+
+
+@dataclass(frozen=True)
+class Job:
+    """`archive`: the descriptor of the file that what is done is read from, or written to. `disk`
+    and `base`: what is attached in place of the sandbox's own disk, and besides, to compare.
+    """
+
+    action: Action
+    archive: int
+    disk: Disk | None = None
+    base: Disk | None = None
+    with_data: bool = False  # of a comparison
+    theirs: bool = False  # of a merge
+    dry_run: bool = False
+
+    @property
+    def writes(self) -> bool:
+        """Whether the machine may write the archive."""
+        return self.action in (Action.EXPORT, Action.CHANGES)
 
 
 def archive_bytes(disk: Disk) -> int:
@@ -49,17 +72,18 @@ def archive_bytes(disk: Disk) -> int:
     return (disk.size + disk.size // 4 + 64 * MIB) // MIB * MIB
 
 
-async def run(host: Host, box: Boxfile, action: Action, archive: int) -> None:
-    """Export `box`'s disk to the file behind `archive`, or import what is in that. Nothing else may
-    use the disk meanwhile, which is the caller's to see to.
+async def run(host: Host, box: Boxfile, job: Job) -> Merged | int | None:
+    """Do `job` with the disk of `box`. Nothing else may use that meanwhile, which is the caller's
+    to see to.
 
-    Raises ConfinementError, HostError, ChannelError, or GuestError in the guest's words. The
-    machine is gone when it returns or raises.
+    Returns how a merge went, or how many changes a comparison found, by the guest's word. Raises
+    ConfinementError, HostError, ChannelError, or GuestError in the guest's words. The machine is
+    gone when it returns or raises.
     """
     ours, names = _ours(host), _names(host, box.name)
     await asyncio.to_thread(_remove, ours, names)
     try:
-        await _run(ours, names, box, action, archive)
+        return await _run(ours, names, box, job)
     finally:
         await asyncio.shield(asyncio.to_thread(_remove, ours, names))
 
@@ -89,8 +113,8 @@ def _names(host: Host, name: str) -> HostNames:
     return HostNames(_ours(host).layout.instance, hashed)
 
 
-async def _run(host: Host, names: HostNames, box: Boxfile, action: Action, archive: int) -> None:
-    disk = disks.observe(host.layout.disks(box.name))
+async def _run(host: Host, names: HostNames, box: Boxfile, job: Job) -> Merged | int | None:
+    disk = job.disk or disks.observe(host.layout.disks(box.name))
     if disk is None:
         raise HostError(f"the disk of {box.name} is gone")
     helper = Boxfile(
@@ -109,13 +133,15 @@ async def _run(host: Host, names: HostNames, box: Boxfile, action: Action, archi
     image = await asyncio.to_thread(host.images.build, helper.base)
     strict = box.isolation is Isolation.strict
     uid = await asyncio.to_thread(host.claim, names.sandbox) if strict else host.standard_uid()
-    most = max(disk.most_bytes, os.fstat(archive).st_size)
+    most = max(disk.most_bytes, os.fstat(job.archive).st_size)
+    if job.base is not None:
+        most = max(most, job.base.most_bytes)
     kvm = choice.accel == "kvm"
     policy = host.confinement(helper, uid, kvm=kvm, disk_bytes=most)
     await asyncio.to_thread(host.cgroup(names).create, policy.limits)
     # Of its own: a VMM that only reads gets nothing that can be written.
-    access = os.O_RDWR if action is Action.EXPORT else os.O_RDONLY
-    given = os.open(f"/proc/self/fd/{archive}", access | os.O_CLOEXEC)
+    access = os.O_RDWR if job.writes else os.O_RDONLY
+    given = os.open(f"/proc/self/fd/{job.archive}", access | os.O_CLOEXEC)
     start = microvm.Start(
         box=helper,
         names=names,
@@ -127,17 +153,18 @@ async def _run(host: Host, names: HostNames, box: Boxfile, action: Action, archi
         boot=boot,
         backend=host.backend_for(helper),
         host=host.facts,
-        archive=(given, action is Action.EXPORT),
+        archive=(given, job.writes),
+        base=job.base,
     )
     try:
         record, errors = await microvm.start(host.layout, start)
     finally:
         os.close(given)
     try:
-        await _transfer(host.layout, names.sandbox, record, action, most)
+        return await _transfer(host.layout, names.sandbox, record, job, most)
     except ChannelError as error:
         raise ChannelError(
-            f"the helper machine of the {action.value} failed: {error.message}", fix="try again"
+            f"the helper machine of the {job.action.value} failed: {error.message}", fix="try again"
         ) from error
     finally:
         os.close(errors)
@@ -145,8 +172,8 @@ async def _run(host: Host, names: HostNames, box: Boxfile, action: Action, archi
 
 
 async def _transfer(
-    layout: Layout, name: str, record: LaunchRecord, action: Action, size: int
-) -> None:
+    layout: Layout, name: str, record: LaunchRecord, job: Job, size: int
+) -> Merged | int | None:
     client: AgentClient | None = None
     try:
         client, record = await guest.open_channel(layout, name, record)
@@ -154,17 +181,28 @@ async def _transfer(
         guest.require_mounts(client.hello)
         seconds = LEAST_SECONDS + size / BYTES_A_SECOND
         try:
-            if action is Action.EXPORT:
-                await client.export_data(seconds)
-            else:
-                await client.import_data(seconds)
+            told = await _done(client, job, seconds)
         except GuestError:
             await _settle(client)  # what it removed again, say
             raise
         await _settle(client)
+        return told
     finally:
         if client is not None:
             await client.close()
+
+
+async def _done(client: AgentClient, job: Job, seconds: float) -> Merged | int | None:
+    match job.action:
+        case Action.CHANGES:
+            return await client.changes(seconds, with_data=job.with_data)
+        case Action.MERGE:
+            return await client.merge(seconds, theirs=job.theirs, dry_run=job.dry_run)
+        case Action.EXPORT:
+            await client.export_data(seconds)
+        case Action.IMPORT:
+            await client.import_data(seconds)
+    return None
 
 
 async def _settle(client: AgentClient) -> None:

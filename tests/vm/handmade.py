@@ -72,6 +72,7 @@ class _Bare:
         host: HostFacts,
         layers: tuple[str, ...] = ("raw",),
         archive: str = "",
+        base: tuple[str, ...] = (),
     ) -> VmmCommand:
         return VmmCommand((QEMU, *BARE, "-name", marker, *self._more))
 

@@ -12,8 +12,10 @@ import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
+from agent import merged
 from agent.messages import ExecRequest, Exit
 from controller.api import ApiServer
+from controller.forks import Outcome
 from controller.httpconn import Limits
 from controller.service import Applied, Output
 from reconcilers.images.progress import Progress, Seen
@@ -143,6 +145,8 @@ class HostDisks:
     def __init__(self, service: HostService) -> None:
         self._service = service
         self.asked: list[tuple[object, ...]] = []
+        self.archive = b""  # what a guest has written of a fork
+        self.transfers = Path()
 
     def _note(self, *asked: object) -> None:
         self._service._check(str(asked[1]))
@@ -171,6 +175,21 @@ class HostDisks:
 
     async def transfer(self, name: str, action: str, transfer: str) -> None:
         self._note("transfer", name, action, transfer)
+
+    async def fork_diff(self, name: str, transfer: str) -> Outcome:
+        self._note("diff", name, transfer)
+        (self.transfers / transfer).write_bytes(self.archive)
+        return Outcome("agent", "told")
+
+    async def fork_apply(self, name: str, transfer: str, *, theirs: bool, dry_run: bool) -> Outcome:
+        self._note("apply", name, transfer, theirs, dry_run)
+        (self.transfers / transfer).write_bytes(self.archive)
+        listed = (merged.Conflict("M", "D", b"a/\xff"),)
+        if not theirs:
+            return Outcome("agent", "conflicts", merged.Merged(2, 3, listed))
+        return Outcome(
+            "agent", "checked" if dry_run else "applied", merged.Merged(2, 1, listed), "before"
+        )
 
 
 class HostImages:

@@ -3,7 +3,7 @@ holds the old disk or the new one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,7 @@ from reconcilers.chain import (
     Freeze,
     Layer,
     Make,
+    Origin,
     Remove,
 )
 from reconcilers.smallfile import LIMIT
@@ -79,6 +80,13 @@ def changed(found: Chain, what: str, number: int, pick: int) -> Chain:
     if what == "reset-keep":
         kept = chain.with_snapshot(found, f"s{number}", TAKEN, overlay, size)
         return chain.emptied(kept, base)
+    if what == "apply":
+        empty = found.size_mib > 0 and pick % 2 == 0
+        return chain.applied(found, f"s{number}", TAKEN, overlay, size, empty=empty)
+    if what == "rebase":
+        top = overlay if pick % 2 or not found.size_mib else ""
+        fork = replace(found, origin=found.origin or Origin("elm", TAKEN, found.layers[:1]))
+        return chain.rebased(fork, TAKEN, top, size)
     if what == "forget":
         return chain.without_snapshot(found, label)
     return chain.grown(found, size + pick) if found.size_mib else found
@@ -92,6 +100,8 @@ VERBS = (
     "reset",
     "reset-keep",
     "forget",
+    "apply",
+    "rebase",
     "grow",
 )
 plans = st.lists(
@@ -208,3 +218,36 @@ def test_a_restored_disk_keeps_the_size_it_had_grown_to() -> None:
     taken = chain.with_snapshot(NEW, "small", TAKEN, "f" * 16 + ".qcow2", 64)
     later = chain.restored(chain.grown(taken, 128), "small", "e" * 16 + ".qcow2", 128)
     assert (later.size_mib, later.top.size_mib) == (128, 128)
+
+
+def test_what_is_applied_lies_on_what_was_there_and_that_comes_back() -> None:
+    old = chain.with_snapshot(NEW, "first", TAKEN, f"{1:016x}.qcow2", 64)
+    new = chain.applied(old, "before", TAKEN, f"{2:016x}.qcow2", 64, empty=False)
+    assert new.snapshot("before").layers == old.layers == new.layers[:-1]
+    # A top that nobody wrote to is not kept beneath.
+    new = chain.applied(old, "before", TAKEN, f"{2:016x}.qcow2", 64, empty=True)
+    assert new.snapshot("before").layers == old.layers[:-1] == new.layers[:-1]
+    assert old.top.file not in new.files
+    with pytest.raises(Conflict):
+        chain.applied(old, "first", TAKEN, f"{2:016x}.qcow2", 64, empty=True)
+
+
+def test_a_layer_that_was_made_before_is_not_made_again() -> None:
+    top = f"{1:016x}.qcow2"
+    new = chain.applied(NEW, "before", TAKEN, top, 64, empty=False)
+    steps = chain.steps_between(NEW, new, {BASE: True, top: True})
+    assert steps == (Commit(new), Freeze(BASE))
+    # Killed before that, it is nobody's.
+    assert chain.tidied(NEW, {BASE: True, top: True}) == (Remove(top),)
+
+
+def test_a_fork_that_was_applied_is_compared_with_what_it_has_now() -> None:
+    fork = chain.forked(chain.with_top(NEW, f"{1:016x}.qcow2", 64), "try", TAKEN, "2" * 16, 64)
+    fork = replace(fork, layers=(*fork.layers[:-1], Layer(f"{2:016x}.qcow2", 64)))
+    found = chain.rebased(fork, "later", f"{3:016x}.qcow2", 64)
+    assert found.origin == Origin("oak", "later", fork.layers)
+    unwritten = chain.rebased(found, "again", "", 64)
+    assert unwritten.layers == found.layers
+    assert unwritten.origin == Origin("oak", "again", fork.layers)
+    with pytest.raises(ValueError, match="no fork"):
+        chain.rebased(NEW, TAKEN, "", 64)

@@ -1,0 +1,146 @@
+"""A fork compared with what it began with, and its changes brought into its parent.
+
+Two machines, one after the other: the first sees the fork and its beginning and writes down what
+differs; the second gets that list, the beginning and the parent. So no kernel that has mounted what
+the fork wrote ever has the parent's disk. Whoever calls holds the names of all that take part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from agent.merged import Merged
+from reconcilers import chain, layers, snapshots
+from reconcilers.chain import LAYERS_MAX, Chain, Origin
+from reconcilers.facts import Disk
+from reconcilers.guestfiles import helper, views
+from reconcilers.guestfiles.helper import Action, Job
+from reconcilers.host import Host
+from reconcilers.snapshots import Moment
+from specs.boxfile import Boxfile
+from specs.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Applied:
+    """How it went. `kept`: the snapshot of what the parent had, empty where nothing was changed."""
+
+    merged: Merged
+    kept: str = ""
+
+
+def origin_of(found: Chain) -> Origin:
+    """What a fork began with. Raises UsageError for what is none."""
+    if found.origin is None:
+        raise UsageError(
+            f"{found.sandbox} is no fork, so there is nothing to compare it with",
+            fix="box fork NAME FORK makes one",
+        )
+    return found.origin
+
+
+async def compare(host: Host, fork: Boxfile, archive: int, *, with_data: bool) -> int:
+    """Write what `fork` changed to the file behind `archive`; how many changes, by the guest's
+    word. Raises UsageError, and what `helper.run` raises.
+    """
+    folder = host.layout.disks(fork.name)
+    found = await asyncio.to_thread(snapshots.read, folder)
+    with contextlib.ExitStack() as opened:
+        base = opened.enter_context(_base(host, folder, found))
+        size = layers.size_mib(folder, found)
+        scratch = host.layout.transfers
+        disk = opened.enter_context(views.thrown_away(scratch, folder, found.layers, size))
+        os.ftruncate(archive, helper.archive_bytes(disk))
+        job = Job(Action.CHANGES, archive, disk, base, with_data=with_data)
+        told = await helper.run(host, fork, job)
+    assert isinstance(told, int)
+    return told
+
+
+async def merge(
+    host: Host, parent: Boxfile, fork: str, archive: int, *, theirs: bool, dry_run: bool
+) -> Applied:
+    """Bring the changes behind `archive` into the disk of `parent`: all of them, or none where
+    there are conflicts and not `theirs`, or with `dry_run`. Raises what `helper.run` raises, with
+    the former disk in force.
+    """
+    folder, forks = host.layout.disks(parent.name), host.layout.disks(fork)
+    old = await asyncio.to_thread(snapshots.read, folder)
+    moment = snapshots.now()
+    label = snapshots.free_label(old, f"before-apply-{moment.word}")
+    size = layers.size_mib(folder, old)
+    beginning = await asyncio.to_thread(snapshots.read, forks)
+    job = Job(Action.MERGE, archive, theirs=theirs, dry_run=dry_run)
+    with _base(host, forks, beginning) as base:
+        if dry_run:
+            with views.thrown_away(host.layout.transfers, folder, old.layers, size) as disk:
+                return Applied(await _told(host, parent, replace(job, disk=disk, base=base)))
+        top = layers.new_file("qcow2")
+        empty = layers.is_empty(folder, old.top)
+        new = chain.applied(old, label, moment.taken, top, size, empty=empty)
+        try:
+            await asyncio.to_thread(layers.make_overlay, folder / top, size)
+            disk = views.on_top(folder, new.layers[:-1], folder / top, size)
+            found = await _told(host, parent, replace(job, disk=disk, base=base))
+            if not found.taken or (found.total and not theirs):
+                return Applied(found)
+            await to_its_end(lambda: _commit(folder, old, new))
+            return Applied(found, label)
+        finally:
+            await to_its_end(lambda: layers.tidy(folder))
+
+
+async def _told(host: Host, box: Boxfile, job: Job) -> Merged:
+    found = await helper.run(host, box, job)
+    assert isinstance(found, Merged)
+    return found
+
+
+def _commit(folder: Path, old: Chain, new: Chain) -> None:
+    layers.sync(folder / new.top.file)
+    layers.change(folder, old, new)
+
+
+async def to_its_end(act: Callable[[], T]) -> T:
+    """Run `act` in a thread, and wait for its end also when whoever asked has gone: what it changes
+    must not be anybody else's before.
+    """
+    acting = asyncio.ensure_future(asyncio.to_thread(act))
+    try:
+        return await asyncio.shield(acting)
+    except asyncio.CancelledError:
+        await asyncio.wait({acting})
+        raise
+
+
+def rebase(folder: Path, moment: Moment) -> bool:
+    """From now on compare the fork in `folder` with what it holds now, which its parent has.
+
+    False: its disk has as many layers as it may have, so it stays as it is. Raises HostError,
+    OSError.
+    """
+    old = snapshots.read(folder)
+    empty = layers.is_empty(folder, old.top)
+    if not empty and len(old.layers) >= LAYERS_MAX:
+        return False
+    size = layers.size_mib(folder, old)
+    top = "" if empty else layers.new_file("qcow2")
+    layers.change(folder, old, chain.rebased(old, moment.taken, top, size))
+    return True
+
+
+@contextlib.contextmanager
+def _base(host: Host, folder: Path, found: Chain) -> Iterator[Disk]:
+    """What the fork in `folder` began with."""
+    holds = origin_of(found).layers
+    size = views.size_mib(folder, holds)
+    with views.thrown_away(host.layout.transfers, folder, holds, size) as disk:
+        yield disk

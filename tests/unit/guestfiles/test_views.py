@@ -1,0 +1,84 @@
+"""Disks that a machine may look at and not change, and a fork that was applied."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reconcilers import chain, snapshots
+from reconcilers import disk as disks
+from reconcilers.guestfiles import forks, views
+from reconcilers.snapshots import Moment
+
+PATH = f"{os.environ['PATH']}:/usr/sbin"  # which is not in an ordinary user's
+pytestmark = pytest.mark.skipif(
+    not shutil.which("mke2fs", path=PATH), reason="e2fsprogs is missing"
+)
+NOW = Moment("2026-11-30T14:00:00.000Z", "2026-11-30-140000")
+
+
+@pytest.fixture
+def oak(tmp_path: Path) -> Path:
+    made = tmp_path / "disks" / "oak"
+    disks.create(made, 16)
+    return made
+
+
+def mark(folder: Path) -> None:
+    """What a VMM would do to the top: it is another file from then on."""
+    with open(folder / snapshots.read(folder).top.file, "ab") as file:
+        file.write(b"written")
+
+
+def test_only_a_top_that_is_thrown_away_is_opened_for_writing(oak: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "transfers"
+    snapshots.take(oak, "first", NOW)
+    mark(oak)
+    found = snapshots.read(oak)
+    before = {path.name: path.read_bytes() for path in oak.iterdir()}
+    with views.thrown_away(scratch, oak, found.layers, 16) as disk:
+        assert disk.formats == ("raw", "qcow2", "qcow2")
+        assert disk.beneath == tuple(oak / layer.file for layer in found.layers)
+        opened = disks.open_for_vmm(disk)
+        modes = [fcntl.fcntl(each, fcntl.F_GETFL) & os.O_ACCMODE for each in opened]
+        assert modes == [os.O_RDONLY, os.O_RDONLY, os.O_RDWR]
+        for each in opened:
+            os.close(each)
+        assert [path.stat().st_mode & 0o777 for path in scratch.iterdir()] == [0o600]
+    assert list(scratch.iterdir()) == []
+    assert {path.name: path.read_bytes() for path in oak.iterdir()} == before
+
+
+def test_what_a_fork_began_with_has_the_size_it_had(oak: Path) -> None:
+    other = oak.with_name("try")
+    snapshots.fork(oak, other, 32, NOW)
+    origin = forks.origin_of(snapshots.read(other))
+    assert views.size_mib(other, origin.layers) == 16
+    mark(other)
+    assert forks.rebase(other, NOW)
+    origin = forks.origin_of(snapshots.read(other))
+    assert views.size_mib(other, origin.layers) == 32
+    assert origin.layers[0].file == chain.BASE
+
+
+def test_a_fork_that_was_applied_is_compared_with_what_it_has(oak: Path) -> None:
+    other = oak.with_name("try")
+    snapshots.fork(oak, other, 16, NOW)
+    began = forks.origin_of(snapshots.read(other)).layers
+    assert forks.rebase(other, NOW)
+    assert forks.origin_of(snapshots.read(other)).layers == began  # nobody has written
+    mark(other)
+    top = snapshots.read(other).top
+    assert forks.rebase(other, NOW)
+    found = snapshots.read(other)
+    assert forks.origin_of(found).layers == (*began, top) == found.layers[:-1]
+    assert (other / top.file).stat().st_mode & 0o777 == 0o400
+    for _ in range(chain.LAYERS_MAX):
+        mark(other)
+        going = forks.rebase(other, NOW)
+    assert not going
+    assert len(snapshots.read(other).layers) == chain.LAYERS_MAX

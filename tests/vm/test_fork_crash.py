@@ -1,0 +1,97 @@
+"""kill -9 at seeded moments of fork and apply: the old or the new, nothing between or left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from tests.vm.harness import READY, SLOWNESS, TINY, Home, until
+from tests.vm.test_fork_changes import chain_of, stop
+from tests.vm.test_transfer import is_clean
+from tests.vm.test_transfer_crash import exported, interrupted, tree_of
+
+pytestmark = [pytest.mark.needs_root]
+SEED = int(os.environ.get("BOX_TEST_SEED", "20261130"))
+STOPPED = TINY + "state: stopped\n"
+
+
+def parent_of_version_0(home: Home) -> None:
+    folder = home.path.parent / "own"
+    folder.mkdir()
+    home.put("oak", STOPPED)
+    until(lambda: home.condition("oak", "Ready")[1] == "Stopped", 60, "known")
+    home.box("data", "import", "oak", str(tree_of(folder, 0)))
+
+
+def applies(home: Home, rounds: int) -> None:
+    chance = random.Random(SEED)
+    folder = home.path.parent / "own"
+    parent_of_version_0(home)
+    home.box("fork", "oak", "try", "--wait", timeout=READY)
+    stop(home, "try")
+    version = 0
+    for number in range(rounds):
+        home.box("data", "import", "try", str(tree_of(folder, number + 1)))
+        after, controller = chance.uniform(0.2, 9.0) * SLOWNESS, chance.random() < 0.7
+        told = f"seed {SEED}, round {number}: {after=:.2f} {controller=}"
+        # With --theirs: killed after the parent has it and before the fork is told, it is both's.
+        interrupted(home, "fork", "apply", "try", "--theirs", after=after, controller=controller)
+        home.look_again()
+        is_clean(home)
+        found = exported(home, folder, number)
+        assert found in (version, number + 1), f"{told}: {found}"
+        version = found
+        for name in ("oak", "try"):
+            chain_of(home, name)
+        if len(chain_of(home, "oak").layers) > 20:
+            home.box("reset", "oak", "--discard")
+            home.box("data", "import", "oak", str(tree_of(folder, version)))
+    home.box("fork", "apply", "try", "--theirs")
+    assert exported(home, folder, rounds) == rounds
+
+
+def forks(home: Home, rounds: int) -> None:
+    chance = random.Random(SEED)
+    parent_of_version_0(home)
+    before = chain_of(home, "oak").layers
+    for number in range(rounds):
+        name, after = f"try{number}", chance.uniform(0.0, 1.5) * SLOWNESS
+        told = f"seed {SEED}, round {number}: {after=:.2f}"
+        home.put(name, f"{TINY}fork_of: oak\n")
+        time.sleep(after)
+        home.stop(signal.SIGKILL)
+        left = home.path / "disks" / name
+        assert not left.exists() or chain_of(home, name).origin is not None, told
+        home.start()
+        home.ready(name)
+        assert home.run(name, "sh", "-c", "cat /data/d*/file1").stdout == b"0\n" * 51, told
+        assert chain_of(home, "oak").layers[: len(before)] == before
+        assert [path for path in (home.path / "disks").iterdir() if path.name[0] == "."] == []
+        home.box("delete", name)
+        home.nothing_left(name)
+
+
+@pytest.mark.timeout(500)
+def test_an_apply_that_is_killed_is_the_old_or_the_new(home: Home) -> None:
+    applies(home, 3)
+
+
+@pytest.mark.timeout(300)
+def test_a_fork_that_is_killed_is_there_or_not(home: Home) -> None:
+    forks(home, 2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_many_applies_that_are_killed(home: Home) -> None:
+    applies(home, 30)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_many_forks_that_are_killed(home: Home) -> None:
+    forks(home, 30)
