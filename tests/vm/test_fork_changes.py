@@ -78,7 +78,7 @@ def stop(home: Home, name: str) -> None:
 
 
 def test_an_ordinary_users_fork_is_compared_and_applied(home: Home) -> None:
-    with home_of("user", home) as (used, _folder):
+    with home_of("user", home) as (used, _folder, _become):
         begin(used)
         used.run("try", "sh", "-c", CHANGE)
         stop(used, "try")
