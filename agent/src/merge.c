@@ -90,12 +90,16 @@ static void one(const struct archive_record *record, const char *name) {
     if (record->kind == ARCHIVE_FOLDER || record->kind == ARCHIVE_PASS) push(record, name);
     else if (merge.applying) apply_record(&merge, record, name, check_verdict(merge.index));
     else check_record(&merge, record, name);
-    if (record->kind == ARCHIVE_GONE_FOLDER) merge.skipping = 1;
+    if (record->kind == ARCHIVE_GONE_FOLDER) {
+        merge.skipping = 1;
+        merge.counting = !merge.applying && check_verdict(merge.index) == VERDICT_TAKE;
+    }
     merge.index++;
 }
 
 /* What is in a directory that is gone: for people alone. */
 static void skip(const struct archive_record *record) {
+    merge.taken += merge.counting && (record->kind == ARCHIVE_GONE || record->kind == ARCHIVE_GONE_FOLDER);
     if (record->kind == ARCHIVE_GONE_FOLDER) merge.skipping++;
     else if (record->kind == ARCHIVE_LEAVE) merge.skipping--;
     else if (record->kind != ARCHIVE_GONE && record->kind != ARCHIVE_NOTE) merge_malformed();

@@ -47,6 +47,7 @@ struct merge {
     struct place *places; /* the first is /data itself */
     size_t depth;
     size_t skipping; /* directories of what is gone that we are in */
+    bool counting;   /* what is in them */
     bool theirs, applying;
     bool blocked; /* of the directory that was checked last: `missing`, unless /data has it */
     uint64_t index;  /* of the record, among those that have a verdict */

@@ -175,7 +175,7 @@ static void check_gone(const struct entry *now, bool exists, const struct entry 
         set_same(current->index);
         return;
     }
-    current->taken++;
+    current->taken += !replaced; /* else that record counts */
     if (parents != 0) conflict(now->name, 'D', parents, NULL);
     if (!S_ISDIR(now->facts.st_mode) || !existed || !S_ISDIR(then->facts.st_mode)) return;
     struct walk walk = {.gone = in_gone, .here = in_here, .left = in_left, .lost = in_lost};

@@ -116,9 +116,7 @@ def test_a_fork_is_compared_and_applied(home: Home) -> None:
     home.ready("oak")
     busy = home.box("fork", "apply", "try", check=False)
     assert busy.returncode == 1 and b"the VM of oak runs" in busy.stderr
-    home.run(
-        "oak", "sh", "-c", "cd /data; chmod 700 away; echo mine > src/main; echo own > own; sync"
-    )
+    home.run("oak", "sh", "-c", PARENT)
     stop(home, "oak")
     before, held = chain_of(home, "oak"), contents(home, "oak")
     for arguments in (["--dry-run"], []):
