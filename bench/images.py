@@ -20,7 +20,8 @@ from pathlib import Path
 
 from bench import subject
 from bench.measure import Row, Target, ratios
-from reconcilers.images.store import Images, open_verified
+from reconcilers.images.store import Images
+from reconcilers.images.verify import open_verified
 from tests.registry import Registry, registry
 from tests.vm.harness import TINY, Home, until
 
@@ -147,14 +148,19 @@ def _second(where: Path, count: int) -> list[Row]:
     found = Images(where / "images")
     image = found.build(base)
     shutil.rmtree(root)
-    times = []
+    times: list[float] = []
+    costs: list[float] = []
     for _ in range(count + 1):
         subject.wait_host_idle(2.0)
-        began = time.monotonic()
+        began, before = time.monotonic(), time.thread_time()
         seen = found.observe(base)
         assert seen == image
         os.close(open_verified(seen))
+        costs.append((time.thread_time() - before) * 1000)
         times.append((time.monotonic() - began) * 1000)
     size = image.path.stat().st_size >> 20
     what = f"a second sandbox, {size} MiB: work on the image"
-    return [Row("images", what, "ms", tuple(times[1:]), Target(HASHED_MS))]
+    return [
+        Row("images", f"{what}, CPU", "ms", tuple(costs[1:]), Target(HASHED_MS)),
+        Row("images", f"{what}, by the clock", "ms", tuple(times[1:])),
+    ]

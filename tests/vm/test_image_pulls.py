@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from reconcilers.images.builtin import BUSYBOX
-from reconcilers.images.store import Images, open_verified
+from reconcilers.images.store import Images
+from reconcilers.images.verify import open_verified
 from tests.registry import Registry, needs_registry, registry
 from tests.unit.images.layouts import Item, layer
 from tests.vm.cases import CaseHome, case_home, kill_vmm, replaced

@@ -22,7 +22,8 @@ from controller.records import Record
 from controller.store import Store
 from reconcilers.images import sources
 from reconcilers.images.progress import Seen
-from reconcilers.images.store import Images, open_verified
+from reconcilers.images.store import Images
+from reconcilers.images.verify import open_verified
 from reconcilers.layout import Layout
 from specs.boxfile import Boxfile, State
 from specs.errors import NoSandbox, RefusedByPolicy

@@ -17,8 +17,9 @@ import pytest
 
 from reconcilers.facts import Image
 from reconcilers.images import fetch
-from reconcilers.images.store import Images, open_verified
+from reconcilers.images.store import Images
 from reconcilers.images.tree import BadImage
+from reconcilers.images.verify import open_verified
 from reconcilers.process import GivenUp
 from specs.errors import BoxError, CommandError
 from specs.imagename import Registry as Name

@@ -15,7 +15,8 @@ from reconcilers import disk as disks
 from reconcilers import launchrecord, sockets
 from reconcilers.facts import MIB
 from reconcilers.images.builtin import BUSYBOX
-from reconcilers.images.store import Images, open_verified
+from reconcilers.images.store import Images
+from reconcilers.images.verify import open_verified
 from reconcilers.launchrecord import LaunchRecord
 from specs.errors import ChannelError, HostError
 
