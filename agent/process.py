@@ -47,6 +47,7 @@ class Process:
         self._exit: Exit | None = None
         self._abandoned = False
         self._changed = asyncio.Event()
+        self.seconds = 0.0  # the time limit that its guest was given, as far as whoever asked says
 
     # -- what callers use -------------------------------------------------------------------------
 

@@ -100,7 +100,8 @@ ROUTES: Mapping[tuple[str, str], Mapping[str, Handler]] = {
 }
 
 
-ACTIONS = frozenset({"exec", *(action for _, action in ROUTES if action)} - {"{name}"})
+STREAMS = ("exec", "run")
+ACTIONS = frozenset({*STREAMS, *(action for _, action in ROUTES if action)} - {"{name}"})
 """What may follow the name of a sandbox in a path."""
 
 
@@ -193,8 +194,8 @@ class ApiServer:
         """True when the connection may carry another request."""
         try:
             name, action = _target(request)
-            if action == "exec":
-                await self._exec(connection, request, name)
+            if action in STREAMS:
+                await self._stream(connection, request, name, action)
                 return False
             reply = await _handler(request, action)(self._service, request, name)
         except BoxError as problem:
@@ -205,15 +206,18 @@ class ApiServer:
             return await connection.reply(500, body)
         return await connection.reply(reply.status, _json(reply.body))
 
-    async def _exec(self, connection: HttpConnection, request: Request, name: str) -> None:
+    async def _stream(
+        self, connection: HttpConnection, request: Request, name: str, action: str
+    ) -> None:
         if request.method != "POST":
             raise MethodRefused(request.method)
         if request.upgrade() != execframes.PROTOCOL:
             raise UsageError(
-                "exec needs a stream",
+                f"{action} needs a stream",
                 fix=f"send Upgrade: {execframes.PROTOCOL} and Connection: Upgrade",
             )
-        command = await self._service.exec(name, exec_request(request))
+        start = self._service.exec if action == "exec" else self._service.run
+        command = await start(name, exec_request(request))
         try:
             received = await connection.switch(execframes.PROTOCOL)
         except Gone:

@@ -53,9 +53,10 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         because = (f"mounts[{first.index}].host", first.host, first.why)
         return Desired(None, keep_identity=True, because=because)
     digest = host.images.digest_for(box.base)
+    key = launch_key(box, entry.choice, digest) if digest else ""
     return Desired(
         box,
-        launch_key(box, entry.choice, digest) if digest else "",
+        entry.run.key(key) if entry.run and key else key,
         look_up=box.pull is Pull.always and moves(box.base) and not entry.looked_up,
         suspended=entry.record.suspended,
         give_up_guest=entry.silent >= SILENT_LIMIT,

@@ -13,6 +13,7 @@ from controller.entry import Entry
 from controller.inventory import Inventory
 from reconcilers import launchrecord, procfs
 from reconcilers.host import Host
+from specs.boxfile import State
 from specs.errors import NoSandbox, NotUp, StillRunning
 
 PASS_SECONDS = 20.0
@@ -33,6 +34,7 @@ class DiskUse:
         self._inventory = inventory
         self._alone = alone
         self._wake = wake
+        self._held: dict[str, str] = {}
 
     def entry(self, name: str) -> Entry:
         """A sandbox that exists and is not being deleted. Raises NoSandbox."""
@@ -44,8 +46,11 @@ class DiskUse:
         return entry
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[Entry]:
-        """No pass and no VM has its disk while this is held; a pass is asked for afterwards.
+    async def held(
+        self, name: str, what: str = "its disk is being changed"
+    ) -> AsyncIterator[Entry]:
+        """No pass and no VM has its disk while this is held; a pass is asked for afterwards. `what`
+        says why, to whoever waits in vain for the same.
 
         Raises NoSandbox, StillRunning, or NotUp for one that is busy for too long.
         """
@@ -55,19 +60,25 @@ class DiskUse:
             async with asyncio.timeout(PASS_SECONDS):
                 await alone.__aenter__()
         except TimeoutError:
-            raise NotUp(
-                f"{name} is being started, stopped or mended", fix="try again in a moment"
-            ) from None
+            going_on = self._held.get(name, "it is being started, stopped or mended")
+            raise NotUp(f"{name} is busy: {going_on}", fix="try again when that is done") from None
         try:
+            self._held[name] = what
             self._refuse_running(name)
             await asyncio.to_thread(self._refuse_strays, name)
             yield self.entry(name)
         finally:
+            self._held.pop(name, None)
             await alone.__aexit__(None, None, None)
             self._wake(name)
 
     def _refuse_running(self, name: str) -> None:
         entry = self.entry(name)
+        if entry.run is not None:
+            raise StillRunning(
+                f"a command of box run has the disk of {name} open",
+                fix=f"wait until it has ended (box get {name} shows it), or end it",
+            )
         record = launchrecord.read(self._host.layout.launch_record(name))
         lives = record is not None and procfs.alive(record.pid, record.start_time) is not None
         if lives or entry.live is not None:
@@ -86,6 +97,12 @@ class DiskUse:
             raise self._running(name)
 
     def _running(self, name: str) -> StillRunning:
+        spec = self.entry(name).record.spec
+        if spec is not None and spec.state is State.stopped:
+            return StillRunning(
+                f"the VM of {name} is being stopped and has its disk open",
+                fix="try again in a moment; box apply --wait waits for it",
+            )
         return StillRunning(
             f"the VM of {name} runs and has its disk open",
             fix=f"write state: stopped into the Boxfile of {name}, box apply -f it --wait, then "

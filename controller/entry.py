@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from controller.onerun import OneRun
 from controller.records import Record
 from reconcilers.accel import Choice
 from reconcilers.launched import as_launched
@@ -43,8 +44,9 @@ class Entry:
     its guest. `directories` are what its mounts lead to on the host, as the last pass saw them,
     `refused_mounts` those it cannot have; `served` and `lost` are the same of the mounts that the
     VM which runs was started with. `over_ceiling`: policy.toml forbids even the last good
-    spec, so it is kept stopped. `looked_up`: this pass has asked what its base means.
-    `tag_error`: why a registry could not be asked whether its tag has moved.
+    spec, so it is kept stopped. `run`: a VM that is there for one command of `box run`.
+    `looked_up`: this pass has asked what its base means. `tag_error`: why a registry could not be
+    asked whether its tag has moved.
     """
 
     record: Record
@@ -54,6 +56,7 @@ class Entry:
     gone_since: float | None = None
     erase_by_hand: bool = False
     over_ceiling: bool = False
+    run: OneRun | None = None
     live: Live | None = None
     choice: Choice | None = None
     converged_generation: int = -1
@@ -96,12 +99,26 @@ class Entry:
     @property
     def started(self) -> Boxfile | None:
         """The last good spec with the settings that the VM which runs was started with."""
-        box, live = self.record.spec, self.live
+        box, live = self.run.spec if self.run else self.record.spec, self.live
         if box is None or live is None:
             return box
         return as_launched(box, live.record.settings)
 
     @property
     def box(self) -> Boxfile | None:
-        """The last good spec; None when it should be gone or never was valid."""
-        return None if self.removing else self.record.spec
+        """The last good spec, or that of a run; None when it should be gone or never was valid."""
+        if self.removing:
+            return None
+        return self.run.box if self.run else self.record.spec
+
+    @property
+    def counted(self) -> Boxfile | None:
+        """What counts for the totals of policy.toml: a run until nothing is left of it."""
+        return self.run.spec if self.run and not self.removing else self.box
+
+    @property
+    def leaving(self) -> tuple[bool, bool]:
+        """Whether it is being deleted, and whether its run is over: a pass that was begun for
+        another answer does not go on.
+        """
+        return self.removing, self.run is not None and self.run.over

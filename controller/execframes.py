@@ -15,7 +15,9 @@ STDIN_EOF = 2
 STDOUT = 3
 STDERR = 4
 EXIT = 5
-"""JSON: {"kind": "exit", "value": 7, "status": 7, "message": ""}; the last frame of a stream."""
+"""JSON: {"kind": "exit", "value": 7, "status": 7, "message": "", "limit": 0.0}; the last frame of a
+stream. `limit` is the command's time limit in seconds, 0 for none.
+"""
 ERROR = 6
 """JSON: {"code": ..., "message": ..., "fix": ...}; the last frame of a stream that box itself
 broke.

@@ -113,6 +113,7 @@ async def _pump_out(command: Command, writer: asyncio.StreamWriter) -> None:
         "value": end.value,
         "status": end.shell_status,
         "message": end.message,
+        "limit": command.seconds,
     }
     await _send(writer, wire.EXIT, json.dumps(result).encode())
 

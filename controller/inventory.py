@@ -15,6 +15,7 @@ from controller import prune
 from controller.ceilingfile import read_ceiling
 from controller.clock import timestamp
 from controller.entry import ACCEPTED, Entry, Verdict
+from controller.onerun import OneRun
 from controller.records import Garbled, Record
 from controller.sources.folder import FolderMissing, ScanCache, SourceFile, scan
 from controller.store import Store
@@ -138,8 +139,9 @@ class Inventory:
     def _others(self, name: str) -> Totals:
         # Summed once for many sandboxes, else a scan's cost grows with the square of their number.
         if self._totals is None:
-            self._totals = Totals.of(e.box for e in self.entries.values() if e.box is not None)
-        own = self.entries[name].box
+            counted = (each.counted for each in self.entries.values())
+            self._totals = Totals.of(box for box in counted if box is not None)
+        own = self.entries[name].counted
         return self._totals if own is None else _less(self._totals, Totals.of((own,)))
 
     def _accept(self, entry: Entry, source: SourceFile, box: Boxfile | None) -> bool:
@@ -233,6 +235,26 @@ class Inventory:
             self._parsed.pop(name, None)
             changed.add(name)
         return changed
+
+    # -- a VM for one command
+
+    def begin_run(self, entry: Entry, run: OneRun) -> None:
+        """From now on its passes go by `run`. Raises RefusedByPolicy when the ceiling forbids a VM
+        of it beside all that run.
+        """
+        ceiling = read_ceiling(self._layout.policy)
+        if isinstance(ceiling, BoxError):
+            raise ceiling
+        if broken := ceiling.judge(run.spec, self._others(entry.record.name)):
+            raise RefusedByPolicy(
+                "; ".join(broken), fix="stop another sandbox, or change the Boxfile or policy.toml"
+            )
+        entry.run, self._totals = run, None
+
+    def end_run(self, entry: Entry) -> None:
+        """Nothing is left of it: the Boxfile counts again."""
+        entry.run, self._totals = None, None
+        entry.exits = entry.silent = 0
 
     # -- small things
 

@@ -107,8 +107,21 @@ def _ready(entry: Entry, observed: Observed, blocked: Blocked | None) -> Answer:
         if entry.removing:
             return Status.false, Reason.Stopped, "its Boxfile is gone"
         return Status.false, entry.verdict.reason, "there is no good Boxfile for it yet"
+    if entry.run is not None:
+        return Status.false, Reason.Stopped, "a VM is there for one command of box run"
     if box.state == "stopped":
         return Status.false, Reason.Stopped, "state: stopped"
+    return _up(entry, observed, blocked)
+
+
+def why_down(entry: Entry, observed: Observed, blocked: Blocked | None) -> str:
+    """What stands against a VM that is wanted and not there."""
+    if entry.over_ceiling:
+        return entry.verdict.message
+    return _up(entry, observed, blocked)[2]
+
+
+def _up(entry: Entry, observed: Observed, blocked: Blocked | None) -> Answer:
     if entry.choice is not None and entry.choice.refused:
         return Status.false, entry.choice.reason, entry.choice.message
     if entry.refused_mounts:

@@ -252,6 +252,7 @@ class Controller:
         await stopping.wait()
         await server.close()
         await service.images.close()
+        await service.runs.close()  # their VMs are nobody's without their commands
         await self._end(tasks)
         return int(self._displaced)
 

@@ -9,23 +9,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-from agent.client import AgentClient, Hello
+from agent.client import Hello
 from agent.messages import ExecRequest
 from agent.process import Process
-from controller import apply, mountrules
+from controller import apply, commands, mountrules
 from controller.diskuse import DiskUse
 from controller.diskverbs import DiskVerbs
 from controller.entry import Entry
 from controller.forks import Forks
 from controller.imageverbs import ImageVerbs
 from controller.inventory import Inventory
+from controller.runs import RunCommand, Runs
 from controller.service import Applied
 from controller.store import Store
 from controller.transfers import Transfers
-from reconcilers import guest, proofs
+from reconcilers import proofs
 from reconcilers.facts import Unknown
 from reconcilers.host import Host
 from reconcilers.launched import as_launched
@@ -44,17 +44,6 @@ from specs.reading import Reading
 from specs.report import Report
 
 DISTRIBUTION = "box-controller"
-# What a guest has, beyond its time limit, to end a command and say so.
-OVERDUE_SECONDS = 5.0
-
-
-async def _end_overdue(process: Process, seconds: float) -> None:
-    """The guest keeps the time limit; a guest that does not must not keep a client waiting."""
-    try:
-        async with asyncio.timeout(seconds):
-            await process.wait()
-    except TimeoutError:
-        await process.overdue()
 
 
 async def _answering(live: Live) -> Hello | None:
@@ -97,6 +86,7 @@ class Operations:
             Transfers(host, inventory, use),
             Forks(host, inventory, use),
         )
+        self.runs = Runs(inventory, use, wake)
         self._host = host
         self._layout = host.layout
         self._inventory = inventory
@@ -124,19 +114,11 @@ class Operations:
         }
 
     async def exec(self, name: str, request: ExecRequest) -> Process:
-        entry, live, client = self._up(name)
-        # A frozen or replaced VMM, or another kernel behind the same channel, runs nothing.
-        guest.require_proof(live.record, client.hello)
-        box = entry.record.spec
-        if box is not None:
-            variables = dict(each.split("=", 1) for each in live.record.image_env) | box.env
-            ours = {k.encode(): v.encode() for k, v in variables.items()}
-            timeout = request.timeout_ms or box.timeout_seconds * 1000
-            request = replace(request, env={**ours, **request.env}, timeout_ms=timeout)
-        process = await client.exec(request)
-        if request.timeout_ms:
-            live.keep(_end_overdue(process, request.timeout_ms / 1000 + OVERDUE_SECONDS))
-        return process
+        entry, live = self._up(name)
+        return await commands.start(live, entry.record.spec, request)
+
+    async def run(self, name: str, request: ExecRequest) -> RunCommand:
+        return await self.runs.start(name, request)
 
     async def apply(self, name: str, data: bytes, if_match: str | None) -> Applied:
         parsed = parse_boxfile(data, file=f"{name}.box.yaml", expected_name=name)
@@ -233,10 +215,15 @@ class Operations:
             )
         return entry, entry.live
 
-    def _up(self, name: str) -> tuple[Entry, Live, AgentClient]:
+    def _up(self, name: str) -> tuple[Entry, Live]:
         entry, live = self._running(name)
+        if entry.run is not None:
+            raise NotUp(
+                f"{name} is stopped, and the VM that is up is for one command of box run",
+                fix=f"state: running in its Boxfile, or box run {name} when that has ended",
+            )
         if live.client is None:
             raise NotUp(
                 f"{name} is not up", fix=f"box wait {name} --for Ready, or box describe {name}"
             )
-        return entry, live, live.client
+        return entry, live

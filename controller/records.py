@@ -7,10 +7,12 @@ field that is missing or of another type makes the whole file unreadable; nothin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from reconcilers import steps
+from reconcilers.steps import Step
 from specs.boxfile import Boxfile
 from specs.plain import without_none
 
@@ -41,6 +43,21 @@ class Record:
     held: bool = False
     suspended: bool = False
     has_disk: bool = False
+
+
+def after(record: Record, step: Step, uid: int | None) -> Record:
+    """The record once `step` is done; `uid` is what a claimed identity turned out to be."""
+    match step:
+        case steps.ClaimIdentity():
+            return replace(record, uid=uid, gid=uid)
+        case steps.ReleaseIdentity():
+            return replace(record, uid=None, gid=None)
+        case steps.CreateDisk() | steps.ForkDisk() | steps.LaunchVmm():
+            # Also a disk that was found and is now open: a first start may fail after it.
+            return replace(record, has_disk=True)
+        case steps.EraseDisk() | steps.SetDiskAside():
+            return replace(record, has_disk=False)
+    return record
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,10 @@ class CommandExit(Protocol):
 class Command(Protocol):
     """One running command in a guest; `agent.process.Process` is one."""
 
+    @property
+    def seconds(self) -> float:
+        """Its time limit, 0 for none."""
+
     async def read(self) -> tuple[Output, bytes]:
         """Next piece of output, in order per stream; ("end", b"") once both streams have ended.
 
@@ -161,6 +165,13 @@ class Service(Protocol):
         """Start a command. The Boxfile's env and timeout fill in what the request leaves out.
 
         Raises NoSandbox, NotUp, or ChannelError when the guest does not answer.
+        """
+
+    async def run(self, name: str, request: ExecRequest) -> Command:
+        """Start a command in a VM of its own, of a sandbox that is stopped. What keeps that VM from
+        coming up is told by the Command's `wait`.
+
+        Raises NoSandbox, StillRunning, RefusedByPolicy, or NotUp for one that is busy.
         """
 
     async def apply(self, name: str, data: bytes, if_match: str | None) -> Applied:

@@ -36,7 +36,7 @@ class Transfers:
         for no such transfer.
         """
         with transfers.existing(self._host.layout.transfers, transfer) as archive:
-            async with self._use.held(name) as entry:
+            async with self._use.held(name, f"its /data is being {action.value}ed") as entry:
                 disk = await asyncio.to_thread(self._disk, entry, action)
                 if not entry.record.has_disk:
                     self._inventory.save(name, replace(entry.record, has_disk=True))

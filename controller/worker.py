@@ -16,15 +16,18 @@ from controller import backoff, driftbook, mountrules
 from controller.clock import timestamp
 from controller.desired import as_started, desired, erase_in, wanted
 from controller.diskuse import forks_waiting_for
+from controller.driftnotes import note_drift, settle
 from controller.entry import Entry
 from controller.inventory import Inventory
-from controller.judge import judge
+from controller.judge import judge, why_down
+from controller.onerun import OneRun
+from controller.records import after
 from controller.reporting import build_report
 from controller.store import Store
 from reconcilers import procfs, steps
 from reconcilers.act import Actor
 from reconcilers.diskacts import Held
-from reconcilers.facts import Disk, Network, Observed, Vmm
+from reconcilers.facts import Disk, Observed, Vmm
 from reconcilers.host import Host
 from reconcilers.observe import observe
 from reconcilers.plan import Plan, plan
@@ -85,21 +88,37 @@ class Worker:
                 entry.failure, entry.failure_layer = _failure(None, error), ""
             return await self._failed(name, entry, error, generation)
         if entry.removing and self._is_gone(observed):
+            if entry.run is not None:
+                entry.run.end()
+                entry.run.gone.set()
             self._inventory.forget(name)
             return Again(None)
         entry.attempts = entry.silent = 0
         entry.failure, entry.failure_layer = None, ""
-        if done.blocked is None:
+        if done.blocked is None and entry.run is None:
             entry.converged_generation = entry.record.generation
         if done.blocked is None or done.blocked.reason is Reason.MountRefused:
-            self._settle(entry)  # the VM that was started for an older text is as it should be
+            # Also the VM that was started for an older text is as it should be.
+            settle(self._inventory, entry)
         if isinstance(observed.disk, Disk) and not entry.record.has_disk:
             # A record that was lost and rebuilt learns from the disk that there is one to lose.
             self._inventory.save(name, replace(entry.record, has_disk=True))
         self._report(entry, observed, done)
         for fork in forks_waiting_for(name, self._inventory) if observed.vmm is None else ():
             self._wake(fork)
+        if entry.run is not None:
+            return self._after_run(entry, entry.run, observed, done)
         return Again(self._next(entry))
+
+    def _after_run(self, entry: Entry, run: OneRun, observed: Observed, done: Plan) -> Again:
+        was_over = run.over
+        run.seen(entry.live, observed, why_down(entry, observed, done.blocked))
+        if run.gone.is_set():
+            self._inventory.end_run(entry)
+            return Again(0.0)  # the Boxfile may say something else by now
+        if run.over:
+            return Again(1.0 if was_over else 0.0)
+        return Again(RUNNING_EVERY)
 
     # -- the pass
 
@@ -107,7 +126,7 @@ class Worker:
         created: list[Step] = []
         silent, entry.looked_up = entry.silent, False
         for _ in range(ROUNDS):
-            removing, box = entry.removing, wanted(entry)
+            leaving, box = entry.leaving, wanted(entry)
             actor = self._actor(name, entry, box)
             actor.adopt()
             entry.live = actor.live
@@ -118,6 +137,8 @@ class Worker:
                 unjudged = error
             observed = await self._observe(name, entry, box)
             await self._note_exit(entry, observed)
+            if entry.leaving != leaving:
+                continue
             if self._fell_silent(entry, observed):
                 entry.silent = silent + 1  # once a pass, however often it was tried
             try:
@@ -131,11 +152,15 @@ class Worker:
                 if not created:
                     entry.exits = 0  # a whole period went by with nothing to do
                 return observed, todo
-            self._note_drift(entry, todo.steps)
+            if entry.run is not None and entry.run.is_up and todo.launches:
+                # Another VM is another run: whatever this one lacks, its command is not begun anew.
+                entry.run.end(HostError(f"its VM was given up: {todo.steps[0].because()}"))
+                continue
+            note_drift(self._inventory, entry, todo.steps)
             self._report(entry, observed, todo)  # a boot takes seconds: say what is going on
             actor = self._actor(name, entry, box)
             try:
-                await self._act(entry, actor, todo.steps, created, removing)
+                await self._act(entry, actor, todo.steps, created, leaving)
             except (BoxError, OSError) as error:
                 await self._keep_in_order(entry, actor, observed, error)
                 raise
@@ -149,10 +174,10 @@ class Worker:
         actor: Actor,
         todo: tuple[Step, ...],
         created: list[Step],
-        removing: bool,
+        leaving: tuple[bool, bool],
     ) -> None:
         for step in todo:
-            if entry.removing is not removing:
+            if entry.leaving != leaving:
                 return  # its Boxfile came back, or went, while a guest was shut down: plan anew
             try:
                 if not await self._unless_changed(entry, actor, step):
@@ -183,9 +208,9 @@ class Worker:
         if procfs.alive(vmm.pid, vmm.start_time) is None:
             return
         todo, failed = plan(kept, observed).steps, entry.failure.step if entry.failure else ""
-        self._note_drift(entry, todo)
+        note_drift(self._inventory, entry, todo)
         if not todo and all(each.action != failed for each in driftbook.is_open(entry.drift)):
-            self._settle(entry)
+            settle(self._inventory, entry)
         for step in todo:
             if step.describe() == failed:
                 return
@@ -205,13 +230,13 @@ class Worker:
         if not isinstance(step, steps.ConnectGuest | steps.ResizeData | steps.BuildImage):
             await actor.act(step)
             return True
-        before = (entry.removing, entry.record.generation)
+        before = _aim(entry)
         task = asyncio.ensure_future(actor.act(step))
         try:
             looked = time.monotonic()
             while not task.done():
                 await asyncio.wait({task}, timeout=CHANGE_SECONDS)
-                if not task.done() and (entry.removing, entry.record.generation) != before:
+                if not task.done() and _aim(entry) != before:
                     return False
                 if time.monotonic() > looked + RUNNING_EVERY and not task.done():
                     await self._meanwhile(entry, actor, step)
@@ -254,18 +279,9 @@ class Worker:
 
     def _remember(self, entry: Entry, step: Step) -> None:
         """A disk that was made and taken back again, say, is none that was lost."""
-        name, record = entry.record.name, entry.record
-        match step:
-            case steps.ClaimIdentity():
-                uid = self._host.claims().get(name)
-                record = replace(record, uid=uid, gid=uid)
-            case steps.ReleaseIdentity():
-                record = replace(record, uid=None, gid=None)
-            case steps.CreateDisk() | steps.ForkDisk() | steps.LaunchVmm():
-                # Also a disk that was found and is now open: a first start may fail after it.
-                record = replace(record, has_disk=True)
-            case steps.EraseDisk() | steps.SetDiskAside():
-                record = replace(record, has_disk=False)
+        name = entry.record.name
+        uid = self._host.claims().get(name) if isinstance(step, steps.ClaimIdentity) else None
+        record = after(entry.record, step, uid)
         if record != entry.record:
             self._inventory.save(name, record)
 
@@ -315,7 +331,9 @@ class Worker:
         entry.out_of_memory = killed > 0
         how = "killed by the host at its memory limit" if killed else entry.exited or "unknown"
         self._inventory.event(entry, "exited", f"the VMM ended: {how}")
-        if box.restart == "never" and box.state == "running" and not entry.removing:
+        if entry.run is not None:
+            entry.run.end(HostError(f"its VM ended: {how}"))
+        elif box.restart == "never" and box.state == "running" and not entry.removing:
             self._inventory.save(entry.record.name, replace(entry.record, suspended=True))
 
     def _oom_kills(self, name: str) -> int:
@@ -323,25 +341,6 @@ class Worker:
             return self._host.cgroup(self._host.names(name)).read().oom_kills
         except (OSError, BoxError):
             return 0
-
-    def _note_drift(self, entry: Entry, todo: tuple[Step, ...]) -> None:
-        if entry.removing:
-            return
-        if entry.converged_generation != entry.record.generation:
-            changed = entry.changed
-            todo = tuple(each for each in todo if each.unasked and not (changed and each.egress))
-        if entry.over_ceiling or (entry.choice is not None and entry.choice.refused):
-            return  # policy.toml or the host changed its mind; that is no drift of the host
-        entry.drift, new = driftbook.found(entry.drift, todo, timestamp())
-        for drift in new:
-            text = f"{drift.field}: want {drift.desired}, saw {drift.observed}; {drift.action}"
-            self._inventory.event(entry, "drift", text)
-
-    def _settle(self, entry: Entry) -> None:
-        entry.out_of_memory = False
-        entry.drift, closed = driftbook.corrected(entry.drift, timestamp())
-        for drift in closed:
-            self._inventory.event(entry, "mended", f"{drift.field}: {drift.action}")
 
     async def _failed(
         self, name: str, entry: Entry, error: BoxError | OSError, generation: int
@@ -355,6 +354,9 @@ class Worker:
         except (BoxError, OSError):
             observed = Observed()
         self._report(entry, observed, Plan())
+        if entry.run is not None and not entry.run.over:
+            entry.run.end(error if isinstance(error, BoxError) else HostError(str(error)))
+            return Again(0.0)
         if entry.record.generation != generation:
             return Again(0.0)  # a changed Boxfile is tried at once
         return Again(backoff.delay(entry.attempts) if retry else STOPPED_EVERY)
@@ -371,20 +373,19 @@ class Worker:
             log.warning("a report is not written: %s", error)
 
     def _is_gone(self, observed: Observed) -> bool:
-        return (
-            observed.vmm is None
-            and observed.cgroup is False
-            and not isinstance(observed.disk, Disk)
-            and observed.uid is None
-            and isinstance(observed.network, Network)
-            and not observed.network.present
-        )
+        left = isinstance(observed.disk, Disk) or observed.uid is not None
+        return observed.nothing_runs and not left
 
     def _next(self, entry: Entry) -> float:
         if entry.removing:
             return max(1.0, erase_in(entry) + 0.1)
         box = entry.box
         return RUNNING_EVERY if box is not None and box.state == "running" else STOPPED_EVERY
+
+
+def _aim(entry: Entry) -> tuple[object, ...]:
+    """What a pass is for. A run goes on with the spec that it was begun with."""
+    return entry.leaving, None if entry.run is not None else entry.record.generation
 
 
 def _failure(step: Step | None, error: BoxError | OSError) -> Failure:

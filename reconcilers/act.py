@@ -18,6 +18,7 @@ from agent.client import AgentClient
 from reconcilers import (
     console,
     diskacts,
+    ending,
     guest,
     launchrecord,
     mending,
@@ -45,7 +46,6 @@ from specs.boxfile import Boxfile
 from specs.errors import BoxError, ChannelError, HostError
 from specs.reading import Reading
 
-SHUTDOWN_SECONDS = 10.0
 # The write that failed is tried again at once, and fails again within this time if it does.
 RESUME_SECONDS = 0.3
 
@@ -281,15 +281,7 @@ class Actor:
 
     async def _stop(self, *, graceful: bool) -> None:
         record = launchrecord.read(self._host.layout.launch_record(self._name))
-        if self.live is not None:
-            self.live.stopping = True
-        if graceful and self.live is not None and self.live.client is not None:
-            with contextlib.suppress(BoxError, TimeoutError):
-                await self.live.client.shutdown(SHUTDOWN_SECONDS)
-        if record is not None and record.pid:
-            if graceful:
-                await microvm.wait_dead(record.pid, record.start_time, SHUTDOWN_SECONDS / 2)
-            await microvm.kill(record.pid, record.start_time)
+        await ending.end(self._host.layout, self._name, record, self.live, graceful=graceful)
         await self._forget_live()
         # Nothing may outlive its VMM under this name: a killed launcher leaves nothing with a PID
         # on record.

@@ -143,6 +143,13 @@ class Observed:
         return tuple(found)
 
     @property
+    def nothing_runs(self) -> bool:
+        """Whether no VM is there, nor anything that was made for one but identity and disk."""
+        if self.vmm is not None or self.cgroup is not False or self.strays or self.runtime:
+            return False
+        return isinstance(self.network, Network) and not self.network.present
+
+    @property
     def faults(self) -> tuple[Reading, ...]:
         """Readings of the live VMM that differ from the policy."""
         if not isinstance(self.vmm, Vmm):

@@ -26,6 +26,10 @@ class Live:
         self.client: AgentClient | None = None
         # Set before we end the VMM ourselves, so that its end is not taken for a death.
         self.stopping = False
+        # How long it may take its guest to end its commands and unmount /data, when it is asked to.
+        self.unmount_seconds = 10.0
+        # The guest said, when it was shut down, that its /data is unmounted.
+        self.unmounted = False
         # Why the channel that was open last is not any more, until somebody has noted it.
         self.broken = ""
         self._tasks: set[asyncio.Task[None]] = set()

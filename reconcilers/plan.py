@@ -60,6 +60,11 @@ class Plan:
     steps: tuple[Step, ...] = ()
     blocked: Blocked | None = None
 
+    @property
+    def launches(self) -> bool:
+        """Whether a VM is started by it."""
+        return any(isinstance(step, steps.LaunchVmm) for step in self.steps)
+
 
 def plan(desired: Desired, observed: Observed) -> Plan:
     """The steps that lead from `observed` to `desired`."""

@@ -30,6 +30,10 @@ class Step:
         """What this step does, in the infinitive, for people."""
         raise NotImplementedError
 
+    def because(self) -> str:
+        """The difference that calls for it, for people."""
+        return f"{self.field}: want {self.desired}, saw {self.observed}"
+
     @property
     def egress(self) -> bool:
         """Whether a changed egress could be all that it is about."""

@@ -1,4 +1,5 @@
-"""The client side of `box exec`: bytes between this terminal and a command in a sandbox.
+"""The client side of `box exec` and `box run`: bytes between this terminal and a command in a
+sandbox.
 
 Everything imported here is paid for by every `box exec`, so it stays with C modules and our own
 light ones. Output of the command is written byte for byte; nothing else from a guest is.
@@ -26,13 +27,22 @@ ANSWER_SECONDS = 60.0
 
 
 class Wanted:
-    """A command to run: `argv` as bytes, `stdin` if ours is forwarded, `more` other fields."""
+    """A command to `exec` or to `run` (`verb`): `argv` as bytes, `stdin` if ours is forwarded,
+    `more` other fields.
+    """
 
-    __slots__ = ("argv", "more", "name", "stdin")
+    __slots__ = ("argv", "more", "name", "stdin", "verb")
 
     def __init__(
-        self, name: str, argv: list[bytes], *, stdin: bool, more: dict[str, object] | None = None
+        self,
+        verb: str,
+        name: str,
+        argv: list[bytes],
+        *,
+        stdin: bool,
+        more: dict[str, object] | None = None,
     ) -> None:
+        self.verb = verb
         self.name = check_name(name)
         self.argv = argv
         self.stdin = stdin
@@ -40,7 +50,9 @@ class Wanted:
 
 
 def simple_form(arguments: list[str]) -> Wanted | None:
-    """`exec NAME [-i] -- CMD...` or `exec -i NAME -- CMD...`; None for what argparse must see."""
+    """`exec NAME [-i] -- CMD...` or `exec -i NAME -- CMD...`, or run; None for what argparse must
+    see.
+    """
     try:
         split = arguments.index("--")
     except ValueError:
@@ -50,7 +62,9 @@ def simple_form(arguments: list[str]) -> Wanted | None:
     names = [word for word in words if word not in ("-i", "--stdin")]
     if len(names) != 1 or names[0].startswith("-") or not command or len(words) > 2:
         return None
-    return Wanted(names[0], [os.fsencode(word) for word in command], stdin=len(words) == 2)
+    return Wanted(
+        arguments[0], names[0], [os.fsencode(word) for word in command], stdin=len(words) == 2
+    )
 
 
 def run(wanted: Wanted) -> int:
@@ -88,7 +102,7 @@ def _start(connection: Socket, wanted: Wanted) -> bytes:
     """Send the request; bytes of the stream that came with the answer."""
     body = _body(wanted)
     head = (
-        f"POST /v1/sandboxes/{wanted.name}/exec HTTP/1.1\r\nHost: box\r\n"
+        f"POST /v1/sandboxes/{wanted.name}/{wanted.verb} HTTP/1.1\r\nHost: box\r\n"
         f"Connection: Upgrade\r\nUpgrade: {wire.PROTOCOL}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )

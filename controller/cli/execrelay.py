@@ -10,7 +10,6 @@ import os
 import select
 import sys
 from _socket import socket as Socket
-from time import monotonic
 
 from controller import execframes as wire
 from specs.errors import BoxError, NotUp
@@ -34,7 +33,6 @@ class Relay:
         self._stdin = stdin
         self._interrupts = 0
         self._poll = select.poll()
-        self._started = monotonic()
 
     def carry(self) -> int:
         while True:
@@ -127,7 +125,7 @@ class Relay:
             elif kind == wire.STDERR:
                 _write(2, payload)
             elif kind == wire.EXIT:
-                return _exit_status(bytes(payload), monotonic() - self._started)
+                return _exit_status(bytes(payload))
             elif kind == wire.ERROR:
                 return _say(bytes(payload))
         if start:
@@ -145,12 +143,13 @@ def _write(descriptor: int, data: memoryview) -> None:
             waiting.poll()
 
 
-def _exit_status(payload: bytes, seconds: float) -> int:
+def _exit_status(payload: bytes) -> int:
     from json import loads
 
     try:
         end = loads(payload)
         status, kind, message = end["status"], end["kind"], str(end.get("message", ""))
+        limit = float(end.get("limit", 0.0))
     except (ValueError, KeyError, TypeError, AttributeError):
         status = None
     if not isinstance(status, int) or not 0 <= status <= 255:
@@ -160,8 +159,9 @@ def _exit_status(payload: bytes, seconds: float) -> int:
         reason = message or words.get(kind, "the guest refused to run it")
         print(f"box: {visible(reason)}", file=sys.stderr)
     elif kind == "timeout":
-        shown = f"{seconds:.1f}".removesuffix(".0")
-        print(f"box: timed out after {shown} s; everything it started is killed", file=sys.stderr)
+        # Its limit: a busy guest may have needed longer to say so, and a VM to come up.
+        then = visible(message) or "everything it started is killed"
+        print(f"box: timed out after {limit:g} s; {then}", file=sys.stderr)
     return status
 
 

@@ -1,28 +1,35 @@
-"""`box exec` in its longer forms: options checked, then the same client as for the short one."""
+"""`box exec` and `box run` in their longer forms: options checked, then the same client as for the
+short one.
+"""
 
 from __future__ import annotations
 
 import os
 from argparse import Namespace
 
-from controller.cli.execclient import Wanted, run
+from controller.cli import execclient
+from controller.cli.execclient import Wanted
 from specs.errors import UsageError
 
-FORM = "box exec NAME [-i] -- CMD [ARG...]"
+FORM = "box {} NAME [-i] -- CMD [ARG...]"
 
 
 def exec(chosen: Namespace) -> int:
     if chosen.tty:
         raise UsageError("-t is not supported yet", fix="leave it out; -i forwards standard input")
     if not chosen.command:
-        raise UsageError("the command is missing: it comes after --", fix=FORM)
+        raise UsageError("the command is missing: it comes after --", fix=FORM.format(chosen.verb))
     wanted = Wanted(
+        chosen.verb,
         chosen.name,
         [os.fsencode(word) for word in chosen.command],
         stdin=chosen.stdin,
         more=_more(chosen),
     )
-    return run(wanted)
+    return execclient.run(wanted)
+
+
+run = exec  # the stream is the same; the controller takes another VM
 
 
 def _more(chosen: Namespace) -> dict[str, object]:

@@ -15,7 +15,7 @@ INTERRUPTED = 130
 READER_LEFT = 141
 """128 + SIGPIPE: whoever read our output has gone."""
 BOX_FAILED = 125
-"""Only for `box exec`: box itself failed, so no status of the command is known."""
+"""Only for `box exec` and `box run`: box itself failed, so no status of the command is known."""
 EXPLAINED_MAX = 30_000
 """Characters of a message, which begins with what matters: fifty mistakes of a file fit."""
 
@@ -24,7 +24,7 @@ def main() -> int:
     """Run the command line in sys.argv; the exit status. Installed as `box`."""
     _fill_standard_descriptors()
     arguments = sys.argv[1:]
-    is_exec = bool(arguments) and arguments[0] == "exec"
+    is_exec = arguments[:1] in (["exec"], ["run"])
     try:
         status = _run(arguments, is_exec)
         if sys.stdout is not None:  # None when it was closed from the start

@@ -26,7 +26,7 @@ a first sandbox:
   box exec agent -- uname -a
 
 BOX_HOME names the home (default ~/.box). Exit status: 0 done, 1 failed, 2 usage or invalid
-Boxfile; exec: the command's own, 124 timeout, 125 box itself failed.
+Boxfile; exec and run: the command's own, 124 timeout, 125 box itself failed.
 """
 
 
@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
         argcomplete.autocomplete(parser)
     # What follows -- is the command's, however much it looks like options of ours.
     command: list[str] | None = None
-    if arguments[:1] == ["exec"] and "--" in arguments:
+    if arguments[:1] in (["exec"], ["run"]) and "--" in arguments:
         split = arguments.index("--")
         arguments, command = arguments[:split], arguments[split + 1 :]
     if arguments[:1] == ["--version"]:
@@ -94,10 +94,10 @@ def _refuse_rest(
     parser: Parser, chosen: argparse.Namespace, arguments: list[str], rest: list[str]
 ) -> NoReturn:
     """Say what to do about words that belong to nothing."""
-    if chosen.verb == "exec" and not rest[0].startswith("-"):
+    if chosen.verb in ("exec", "run") and not rest[0].startswith("-"):
         # From the first of them on: options between them were meant for the command too.
         command = arguments[arguments.index(rest[0], 1) :] + (chosen.command or [])
-        form = f"box exec {chosen.name} -- {shlex.join(command)}"
+        form = f"box {chosen.verb} {chosen.name} -- {shlex.join(command)}"
         parser.refuse("the command comes after --", form)
     verb = f" {chosen.verb}" if chosen.verb else ""
     parser.refuse(f"unrecognized arguments: {' '.join(rest)}", f"box{verb} --help shows the form")
@@ -160,7 +160,20 @@ def _running(verb: Verb) -> None:
         "box exec agent -- uname -a",
         "tar c . | box exec agent -i -- tar x -C /data",
     )
-    one.usage = "box exec NAME [-i] [-e KEY=VALUE] [-w DIR] [-u USER] [--timeout TIME] -- CMD..."
+    _command(one)
+    one = verb(
+        "run",
+        "execute",
+        "run a command in a fresh VM of a stopped sandbox, thrown away afterwards",
+        "box run agent -- ls -l /data",
+        "box run agent -i --timeout 5m -- sh < job.sh",
+    )
+    _command(one)
+
+
+def _command(one: argparse.ArgumentParser) -> None:
+    options = "[-i] [-e KEY=VALUE] [-w DIR] [-u USER] [--timeout TIME]"
+    one.usage = f"{one.prog} NAME {options} -- CMD..."
     words.name(one)
     one.add_argument("-i", "--stdin", action="store_true", help="forward standard input")
     one.add_argument("-t", "--tty", action="store_true", help="not supported yet")

@@ -45,6 +45,7 @@ class HostCommand:
     def __init__(self, process: asyncio.subprocess.Process, timeout_ms: int) -> None:
         self._process = process
         self.pid = process.pid
+        self.seconds = timeout_ms / 1000
         self.taken = 0
         self.stdin_taken = 0
         self.abandoned = False
@@ -122,6 +123,7 @@ class NeverStarted:
 
     def __init__(self, end: Exit) -> None:
         self._end = end
+        self.seconds = 0.0
 
     async def read(self) -> tuple[Output, bytes]:
         return "end", b""
@@ -279,6 +281,12 @@ class HostService:
         if request.argv == (VM_DIES,):
             asyncio.get_running_loop().call_later(0.5, command.lose)
         return command
+
+    async def run(self, name: str, request: ExecRequest) -> HostCommand | NeverStarted:
+        self._check(name)
+        if name == "agent":
+            raise StillRunning("box run needs agent stopped", fix="write state: stopped")
+        return await self.exec("agent", request)
 
     async def apply(self, name: str, data: bytes, if_match: str | None) -> Applied:
         parsed = parse_boxfile(data, file=f"{name}.box.yaml", expected_name=name)

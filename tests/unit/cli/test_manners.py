@@ -32,6 +32,7 @@ VERBS = [
     "wait",
     "delete",
     "exec",
+    "run",
     "logs",
     "verify",
     "doctor",
@@ -84,7 +85,7 @@ def test_without_a_verb_the_help_is_shown(tmp_path: Path) -> None:
         ("logs", "x", "--tail", "many"),
         ("completion", "tcsh"),
         ("bo\x1b[2Jgus",),
-        ("run", "x", "--", "true"),
+        ("run", "x", "uname"),
         ("shell", "x"),
     ],
 )

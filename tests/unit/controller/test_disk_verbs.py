@@ -100,7 +100,7 @@ async def test_a_vm_that_has_the_disk_refuses_every_verb(made: Made) -> None:
             made.verbs.reset("web", discard=True),
             made.verbs.forget("web", "first"),
         ):
-            with pytest.raises(StillRunning, match="state: stopped"):
+            with pytest.raises(StillRunning, match="has its disk open"):
                 await verb
         assert snapshots.read(made.folder) == before
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from controller import worker
+from controller.driftnotes import note_drift
 from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.records import Record
@@ -100,7 +101,7 @@ async def test_data_is_erased_only_if_the_ceiling_allows_it_at_that_moment(
 
 @pytest.mark.parametrize("began", [-1, 3], ids=["nothing converged yet", "converged before"])
 def test_what_a_changed_boxfile_asks_of_a_running_vm_is_no_drift(
-    inventory: Inventory, passes: Worker, began: int
+    inventory: Inventory, began: int
 ) -> None:
     """Its egress alone is in readings of the running VM; a limit is its own affair."""
     entry = enter(inventory, "web")
@@ -112,11 +113,11 @@ def test_what_a_changed_boxfile_asks_of_a_running_vm_is_no_drift(
         return MendReadings(f"{layer}.item", "1", "2", unasked=True, readings=(found,))
 
     entry.record = replace(entry.record, generation=4)
-    passes._note_drift(entry, (mends("network"), mends("cgroup")))
+    note_drift(inventory, entry, (mends("network"), mends("cgroup")))
     assert [drift.field for drift in entry.drift] == ["cgroup.item"]
     # the same text as when this controller began, or last converged: somebody changed the rules
     entry.record = replace(entry.record, generation=3)
-    passes._note_drift(entry, (mends("network"),))
+    note_drift(inventory, entry, (mends("network"),))
     assert [drift.field for drift in entry.drift] == ["cgroup.item", "network.item"]
 
 
