@@ -116,7 +116,9 @@ def create(
 def compare(place: Place, old: swap.Held, if_match: str | None) -> None:
     if if_match == ABSENT:
         raise Conflict(
-            "exists already", where=str(place.path), fix="leave out the condition to replace it"
+            "exists already",
+            where=str(place.path),
+            fix="choose another name, or leave out the condition to replace it",
         )
     if if_match is not None and digest_of(old.data) != if_match:
         raise swap.changed_meanwhile(place)

@@ -35,10 +35,10 @@ def data(chosen: Namespace) -> int:
 
 def _export(layout: Layout, name: str, folder: Path) -> int:
     target, notes = Target(folder), Notes()
-    with transfers.new(layout.transfers) as (transfer, archive):
+    # Made first: where that cannot be, no machine is started for nothing.
+    with transfers.new(layout.transfers) as (transfer, archive), target.building() as root:
         _ask(layout, name, "export", transfer)
-        with target.building() as root:
-            unpack(root, archive, notes)
+        unpack(root, archive, notes)
     _tell(notes)
     print(f"/data of {name} is in {output.safe(target.path, 4096)}: {_summary(notes)}")
     return 0

@@ -34,12 +34,12 @@ class Target:
     @contextlib.contextmanager
     def building(self) -> Iterator[int]:
         """The descriptor of an empty directory to fill. It is in its place when the block ends, and
-        removed if the block raises. Raises OSError, Conflict.
+        removed if the block raises. Raises UsageError, OSError, Conflict.
         """
         parent = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _sweep(parent)
-            name, descriptor = _begin(parent)
+            name, descriptor = self._begin(parent)
             try:
                 yield descriptor
                 os.fchmod(descriptor, self._mode())
@@ -51,6 +51,16 @@ class Target:
                 os.close(descriptor)
         finally:
             os.close(parent)
+
+    def _begin(self, parent: int) -> tuple[bytes, int]:
+        try:
+            return _begun(parent)
+        except OSError as error:
+            raise UsageError(
+                f"no directory can be made in {self.path.parent}: {error.strerror}",
+                where=str(self.path),
+                fix="name a directory in a place where you may write",
+            ) from error
 
     def _mode(self) -> int:
         if self._existed:
@@ -98,7 +108,7 @@ def check(path: Path) -> bool:
     return True
 
 
-def _begin(parent: int) -> tuple[bytes, int]:
+def _begun(parent: int) -> tuple[bytes, int]:
     while True:
         name = b".box-export-" + secrets.token_hex(4).encode()
         descriptor = beneath.make_folder(parent, name)

@@ -51,6 +51,9 @@ def test_what_can_be_no_target_is_refused(tmp_path: Path) -> None:
             Target(tmp_path / path)
     with pytest.raises(UsageError):
         Target(Path("/proc"))
+    no_place = pytest.raises(UsageError, match="no directory can be made in /proc")
+    with no_place, Target(Path("/proc/new")).building():
+        pass
     assert (tmp_path / "full/kept").read_text() == (tmp_path / "file").read_text() == "kept"
 
 
