@@ -25,11 +25,14 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Image:
-    """A built root image; `sha256` is that of the file, `digest` of what went into it."""
+    """A built root image; `sha256` and `blake3` (empty for one that an older version built) are
+    those of the file, `digest` is of what went into it.
+    """
 
     digest: str
     sha256: str
     path: Path
+    blake3: str = ""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from reconcilers.confinement.sharepolicy import ROLE
 from reconcilers.confinement.start import Launched, LaunchRequest, launch
 from reconcilers.facts import Disk, Image
 from reconcilers.helpers import Serving, serve
-from reconcilers.images import store as images
 from reconcilers.images.about import environment_of
+from reconcilers.images.verify import open_verified
 from reconcilers.launched import settings_of
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout
@@ -97,7 +97,7 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
     )
     with ExitStack() as opened:
         # In a thread: it reads the whole image.
-        image = await asyncio.to_thread(images.open_verified, wanted.image)
+        image = await asyncio.to_thread(open_verified, wanted.image)
         opened.callback(os.close, image)
         descriptors = _descriptors(opened, layout, wanted, image)
         # Copies: the shared ones are closed when another pass finds a new kernel.

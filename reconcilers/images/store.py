@@ -26,6 +26,7 @@ from reconcilers.images.progress import Board, Progress
 from reconcilers.images.refs import Refs
 from reconcilers.images.squash import write_squashfs
 from reconcilers.images.tree import BadImage
+from reconcilers.images.verify import hashes
 from reconcilers.mounts import Rules
 from reconcilers.process import GivenUp, run
 from reconcilers.smallfile import read_small, stat_signature
@@ -81,10 +82,14 @@ class Images:
             sha256 = read_small(folder / "sha256").decode().strip()
         except (OSError, HostError, UnicodeDecodeError):
             return None
+        try:
+            blake3 = read_small(folder / "blake3").decode().strip()
+        except (OSError, HostError, UnicodeDecodeError):
+            blake3 = ""  # an older version built it
         path = folder / "root.squashfs"
         if not path.is_file():
             return None
-        return Image(digest, sha256, path)
+        return Image(digest, sha256, path, blake3)
 
     def present(self) -> dict[str, Image | None]:
         """Every image here by its digest, None for one that is not whole. Raises OSError."""
@@ -252,9 +257,9 @@ class Images:
     def _place(self, ready: Path, digest: str) -> Image:
         """Give what was made its name, durably."""
         target = ready / "root.squashfs"
-        with open(target, "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256, blake3 = hashes(target)
         (ready / "sha256").write_text(sha256 + "\n")
+        (ready / "blake3").write_text(blake3 + "\n")
         _sync(*ready.iterdir(), ready)
         final = self._folder / digest
         with self._placing:
@@ -265,29 +270,7 @@ class Images:
                 shutil.rmtree(final)  # what is there was found incomplete or changed
             ready.rename(final)
             _sync(self._folder)
-        return Image(digest, sha256, final / "root.squashfs")
-
-
-def open_verified(image: Image) -> int:
-    """A read-only descriptor of the image, its content compared with the recorded hash through that
-    descriptor (blocking).
-
-    Raises HostError when the file was changed since it was built.
-    """
-    descriptor = os.open(image.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        with os.fdopen(os.dup(descriptor), "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != image.sha256:
-            raise HostError(
-                f"the image {image.path} is not the one that was built (sha256 {found[:16]}...)",
-                fix=f"remove {image.path.parent}; it is built again",
-            )
-        os.lseek(descriptor, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+        return Image(digest, sha256, final / "root.squashfs", blake3)
 
 
 def _squash_builtin(tree: Path, target: Path) -> None:
