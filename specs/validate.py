@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date, time
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -41,6 +41,7 @@ _SYNONYMS: Mapping[str, str] = {
     "read_only": "readonly",
     "acceleration": "accel",
     "tags": "labels",
+    "mode": "permissions",  # of a written file
 }
 _NOT_TRUE_FALSE: Mapping[str, str] = {
     "yes": "true",
@@ -153,7 +154,7 @@ def _unknown(model: type[BaseModel], path: Path, hidden: Collection[str] = ()) -
     ]
     message = "unknown field"
     synonym = _SYNONYMS.get(key.lower(), "")
-    if holder is model and synonym.split(".")[0] in fields:
+    if synonym.split(".")[0] in fields:
         return message, f"did you mean {synonym}?"
     close = difflib.get_close_matches(key.lower()[:100], fields, n=1, cutoff=0.6)
     if close:
@@ -175,7 +176,7 @@ def _model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    elif get_origin(annotation) in (Union, UnionType, tuple):
+    elif get_origin(annotation) in (Union, UnionType, tuple, Annotated):
         for argument in get_args(annotation):
             yield from _models(argument)
 

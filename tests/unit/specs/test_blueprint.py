@@ -121,6 +121,11 @@ def test_a_mistake_in_a_blueprint_has_its_place_and_a_fix(
     assert problem.fix
 
 
+def test_the_word_that_other_tools_have_for_permissions_leads_to_them() -> None:
+    problem = only_problem("blueprint: {write_files: [{path: /x, mode: '0644'}]}")
+    assert (problem.message, problem.fix) == ("unknown field", "did you mean permissions?")
+
+
 def test_a_command_that_no_program_could_be_given_is_refused() -> None:
     long = "x" * (SCRIPT_MAX + 1)
     assert only_problem(f"run: [{long}]").field == "run[0]"
