@@ -31,8 +31,8 @@ async def _forget(service: Service, request: Request, name: str) -> Reply:
     if list(query) != ["label"] or len(query["label"]) != 1:
         raise UsageError("which snapshot?", fix="DELETE /v1/sandboxes/NAME/snapshots?label=LABEL")
     label = query["label"][0]
-    await service.disks.forget(name, label)
-    return Reply({"name": name, "label": label, "result": "deleted"})
+    merged = await service.disks.forget(name, label)
+    return Reply({"name": name, "label": label, "merged": merged, "result": "deleted"})
 
 
 async def _restore(service: Service, request: Request, name: str) -> Reply:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from controller.diskuse import DiskUse
 from controller.forks import Forks, Outcome
 from controller.inventory import Inventory
+from controller.merging import Merging
 from controller.transfers import Transfers
 from reconcilers import snapshots
 from reconcilers.guestfiles.helper import Action
@@ -33,8 +34,10 @@ class DiskVerbs:
         use: DiskUse,
         transfers: Transfers,
         forks: Forks,
+        merging: Merging,
     ) -> None:
         self._forks = forks
+        self._merging = merging
         self._transfers = transfers
         self._layout = layout
         self._inventory = inventory
@@ -46,6 +49,8 @@ class DiskVerbs:
 
     async def snapshot(self, name: str, label: str) -> str:
         async with self._use.held(name) as entry:
+            if await self._do(name, snapshots.is_full):
+                await self._merging.less(entry)
             label = await self._do(
                 name, lambda folder: snapshots.take(folder, label, snapshots.now())
             )
@@ -77,11 +82,12 @@ class DiskVerbs:
             self._inventory.event(entry, "reset", f"/data is empty{_former(kept)}")
         return kept
 
-    async def forget(self, name: str, label: str) -> None:
+    async def forget(self, name: str, label: str) -> int:
         self._may_erase(name)
         async with self._use.held(name) as entry:
             await self._do(name, lambda folder: snapshots.forget(folder, label))
             self._inventory.event(entry, "snapshot", f"{label} deleted")
+            return await self._merging.less(entry)
 
     async def fork_diff(self, name: str, transfer: str) -> Outcome:
         return await self._forks.diff(name, transfer)

@@ -21,6 +21,7 @@ from controller.entry import Entry
 from controller.forks import Forks
 from controller.imageverbs import ImageVerbs
 from controller.inventory import Inventory
+from controller.merging import Merging
 from controller.runs import RunCommand, Runs
 from controller.service import Applied
 from controller.store import Store
@@ -85,6 +86,7 @@ class Operations:
             use,
             Transfers(host, inventory, use),
             Forks(host, inventory, use),
+            Merging(host, inventory),
         )
         self.runs = Runs(inventory, use, wake)
         self._host = host

@@ -100,8 +100,10 @@ class Disks(Protocol):
     async def reset(self, name: str, *, discard: bool) -> str:
         """Begin an empty disk. Returns and raises as `restore`."""
 
-    async def forget(self, name: str, label: str) -> None:
-        """Delete a snapshot. Raises UsageError, RefusedByPolicy."""
+    async def forget(self, name: str, label: str) -> int:
+        """Delete a snapshot, and merge the layers that nothing needs apart any more; how many went
+        so. Raises UsageError, RefusedByPolicy.
+        """
 
     async def transfer(self, name: str, action: str, transfer: str) -> None:
         """Move /data (`export`, `import`) to or from the file of a transfer. Takes minutes where

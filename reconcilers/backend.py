@@ -68,3 +68,10 @@ class Backend(Protocol):
         `written`, there is the disk of a transfer besides; with `base`, formats as well, one more
         disk.
         """
+
+    def merging(
+        self, marker: str, host: HostFacts, layers: tuple[str, ...], into: int
+    ) -> VmmCommand:
+        """The command line of a VMM without any guest, which only takes what the layers above
+        number `into` hold, the last one being the node `data`, into that one, the node `layerN`.
+        """

@@ -8,8 +8,9 @@ may leave, and what is done about it, can be tested for every moment.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from specs.errors import BadName, Conflict, HostError, UsageError
 from specs.names import check_name, is_name
@@ -106,7 +107,8 @@ def with_top(chain: Chain, top: str, size_mib: int) -> Chain:
     if len(chain.layers) >= LAYERS_MAX:
         raise HostError(
             f"the disk of {chain.sandbox} has {len(chain.layers)} layers, as many as it may have",
-            fix="box restore to an early snapshot, or box reset, begins a shorter chain",
+            fix=f"box snapshots {chain.sandbox} --delete LABEL merges what no snapshot needs; box "
+            "restore to an early snapshot, or box reset, begins a shorter chain",
         )
     return replace(chain, layers=(*chain.layers, Layer(top, size_mib)), size_mib=size_mib)
 
@@ -187,6 +189,51 @@ def without_snapshot(chain: Chain, label: str) -> Chain:
     """Raises UsageError when there is none of that name."""
     gone = chain.snapshot(label)
     return replace(chain, snapshots=tuple(each for each in chain.snapshots if each is not gone))
+
+
+def mergeable(chain: Chain, shared: Container[str] = ()) -> tuple[Layer, ...]:
+    """Frozen layers, lowest first, that nothing needs apart from each other: all that names one of
+    them has all of them, in this order. Two or more that can become one, or none.
+
+    `shared` are files that another sandbox's chain has too; they stay as they are.
+    """
+    views = [chain.layers, *(each.layers for each in chain.snapshots)]
+    if chain.origin is not None:
+        views.append(chain.origin.layers)
+    above: dict[str, set[str]] = {}
+    for view in views:
+        for layer, file in zip(view, (*(each.file for each in view[1:]), ""), strict=True):
+            above.setdefault(layer.file, set()).add(file)
+    for view in views:
+        run: list[Layer] = []
+        for layer, following in pairwise(view):
+            together = above[layer.file] == {following.file} and layer.file not in shared
+            if together and following.file != chain.top.file:
+                run = [*(run or [layer]), following]
+            elif run:
+                break
+        if run:
+            return tuple(run)
+    return ()
+
+
+def merged(chain: Chain, run: tuple[Layer, ...]) -> Chain:
+    """The same content, with the layers of `run` in the file of the lowest, which has them all."""
+    lowest, highest = run[0], run[-1]
+    one = Layer(lowest.file, highest.size_mib if lowest.size_mib else 0)
+    gone = {layer.file for layer in run[1:]}
+
+    def without(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+        kept = (layer for layer in layers if layer.file not in gone)
+        return tuple(one if layer.file == one.file else layer for layer in kept)
+
+    origin, snapshots = chain.origin, chain.snapshots
+    return replace(
+        chain,
+        layers=without(chain.layers),
+        snapshots=tuple(replace(each, layers=without(each.layers)) for each in snapshots),
+        origin=replace(origin, layers=without(origin.layers)) if origin is not None else None,
+    )
 
 
 def grown(chain: Chain, size_mib: int) -> Chain:

@@ -123,15 +123,15 @@ def mend(disk: Disk) -> None:
         layers.write(folder, read[0])
 
 
-def open_for_vmm(disk: Disk) -> tuple[int, ...]:
-    """Descriptors of its layers to hand to the VMM, bottom first; only the last, the top, is
-    writable.
+def open_for_vmm(disk: Disk, written: Path | None = None) -> tuple[int, ...]:
+    """Descriptors of its layers to hand to the VMM, bottom first; only the top is writable, or
+    only `written`.
     """
     opened: list[int] = []
     try:
-        for path in disk.beneath:
-            opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
-        opened.append(os.open(disk.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        for path in (*disk.beneath, disk.path):
+            access = os.O_RDWR if path == (written or disk.path) else os.O_RDONLY
+            opened.append(os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW))
     except BaseException:
         for descriptor in opened:
             os.close(descriptor)

@@ -73,6 +73,8 @@ class Start:
     archive: tuple[int, bool] | None = None
     # the disk that the other one is compared with
     base: Disk | None = None
+    # number of the layer that those above it are merged into, by a VMM without a guest
+    merge_into: int | None = None
 
 
 async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
@@ -86,15 +88,7 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
     make_private_directory(layout.runtime)
     make_private_directory(folder)
     record_path = layout.launch_record(name)
-    command = wanted.backend.command(
-        wanted.box,
-        wanted.accel,
-        wanted.names.marker,
-        wanted.host,
-        wanted.disk.formats,
-        _use_of_archive(wanted),
-        wanted.base.formats if wanted.base is not None else (),
-    )
+    command = _command(wanted)
     with ExitStack() as opened:
         # In a thread: it reads the whole image.
         image = await asyncio.to_thread(open_verified, wanted.image)
@@ -153,6 +147,21 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
                 remove_runtime(layout, name)
             raise
     return record, errors
+
+
+def _command(wanted: Start) -> slots.VmmCommand:
+    marker, formats = wanted.names.marker, wanted.disk.formats
+    if wanted.merge_into is not None:
+        return wanted.backend.merging(marker, wanted.host, formats, wanted.merge_into)
+    return wanted.backend.command(
+        wanted.box,
+        wanted.accel,
+        marker,
+        wanted.host,
+        formats,
+        _use_of_archive(wanted),
+        wanted.base.formats if wanted.base is not None else (),
+    )
 
 
 def _use_of_archive(wanted: Start) -> str:
@@ -245,7 +254,9 @@ def _descriptors(opened: ExitStack, layout: Layout, wanted: Start, image: int) -
 
     network = {slots.TAP_FD: wanted.tap[0]} if wanted.tap is not None else {}
     archive = {slots.ARCHIVE_FD: wanted.archive[0]} if wanted.archive is not None else {}
-    *frozen, top = map(kept, disks.open_for_vmm(wanted.disk))
+    into = wanted.merge_into
+    written = None if into is None else wanted.disk.beneath[into]
+    *frozen, top = map(kept, disks.open_for_vmm(wanted.disk, written))
     beneath = {slots.LAYER_FD + index: layer for index, layer in enumerate(frozen)}
     if wanted.base is not None:
         *others, base = map(kept, disks.open_for_vmm(wanted.base))

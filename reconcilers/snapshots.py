@@ -75,6 +75,11 @@ def read(folder: Path) -> Chain:
     return found[0]
 
 
+def is_full(folder: Path) -> bool:
+    """Whether no layer more fits. Raises HostError, OSError."""
+    return len(read(folder).layers) >= chain.LAYERS_MAX
+
+
 def take(folder: Path, label: str, moment: Moment) -> str:
     """Freeze what is in the disk now; the label it got. An empty `label` is the moment's.
 

@@ -20,6 +20,8 @@ from reconcilers.layout import Layout
 from specs.names import check_name
 
 MIB = 1 << 20
+# Of a deletion, after which layers are merged; the controller bounds that by itself.
+ANSWER_SECONDS = 7 * 24 * 3600.0
 
 
 def snapshot(chosen: Namespace) -> int:
@@ -34,8 +36,10 @@ def snapshots(chosen: Namespace) -> int:
 
     layout, name = _chosen(chosen)
     if chosen.delete is not None:
-        call(layout, "DELETE", f"/v1/sandboxes/{name}/snapshots?label={quote(chosen.delete)}")
-        print(f"{name}: snapshot {output.safe(chosen.delete)} deleted")
+        path = f"/v1/sandboxes/{name}/snapshots?label={quote(chosen.delete)}"
+        merged = call(layout, "DELETE", path, seconds=ANSWER_SECONDS)["merged"]
+        more = f"; {merged} layers merged into those beneath" if merged else ""
+        print(f"{name}: snapshot {output.safe(chosen.delete)} deleted{more}")
         return 0
     view(layout, name)  # raises NoSandbox
     found = listed(layout.disks(name))

@@ -47,39 +47,55 @@ class Qemu:
         archive: str = "",
         base: tuple[str, ...] = (),
     ) -> VmmCommand:
-        argv = [str(host.binary), "-nodefaults", "-no-user-config", "-display", "none"]
-        argv += ["-no-reboot", "-name", marker]
+        argv = _start(host, marker)
         machine = "microvm,rtc=on,pit=off,pic=off,isa-serial=on,dump-guest-core=off"
         argv += ["-M", machine + (",memory-backend=ram" if box.mounts else "")]
         argv += _accelerator(accel)
         argv += ["-smp", str(box.cpus), "-m", f"{box.ram_mib}M"]
-        # QEMU's own filter in front of ours: two independent lists have to be wrong at once.
-        argv += [
-            "-sandbox",
-            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-        ]
         argv += ["-kernel", backend.KERNEL_PATH, "-initrd", backend.INITRD_PATH]
         argv += ["-append", kernel_command_line(box, accel, host)]
-        argv += _socket("qmp", backend.QMP_FD) + ["-mon", "chardev=qmp,mode=control"]
+        argv += _monitor()
         argv += _socket("console", backend.CONSOLE_FD) + ["-serial", "chardev:console"]
         argv += _socket("agent", backend.AGENT_FD)
         argv += ["-device", "virtio-serial-device"]
         argv += ["-device", "virtserialport,chardev=agent,name=box.agent.0"]
         argv += _layer("root", backend.ROOT_FD, 1, "raw")
         argv += _device("root")
-        argv += _disk("data", layers, backend.LAYER_FD, FIRST_LAYER_SET, (backend.DATA_FD, 2))
+        told = bool(archive)
+        argv += _data(layers) + _device("data", told=told)
         if base:
             first = backend.BASE_FD + 1
             argv += _disk("base", base, first, first, (backend.BASE_FD, backend.BASE_FD))
+            argv += _device("base", told=told)
         if archive:
             argv += _layer(
                 "transfer", backend.ARCHIVE_FD, ARCHIVE_SET, "raw", written=archive == "written"
             )
-            argv += _device("transfer")
+            argv += _device("transfer", told=True)
         if box.network is Network.bridge:
             argv += _network_card(marker)
         argv += _mounts(box)
         return VmmCommand(tuple(argv))
+
+    def merging(
+        self, marker: str, host: HostFacts, layers: tuple[str, ...], into: int
+    ) -> VmmCommand:
+        argv = [*_start(host, marker), "-M", "none", "-S", *_monitor()]
+        return VmmCommand((*argv, *_data(layers, into)))
+
+
+def _start(host: HostFacts, marker: str) -> list[str]:
+    argv = [str(host.binary), "-nodefaults", "-no-user-config", "-display", "none"]
+    argv += ["-no-reboot", "-name", marker]
+    # QEMU's own filter in front of ours: two independent lists have to be wrong at once.
+    return argv + [
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+    ]
+
+
+def _monitor() -> list[str]:
+    return _socket("qmp", backend.QMP_FD) + ["-mon", "chardev=qmp,mode=control"]
 
 
 def kernel_command_line(box: Boxfile, accel: str, host: HostFacts) -> str:
@@ -134,22 +150,36 @@ def _mounts(box: Boxfile) -> list[str]:
     return argv
 
 
+def _data(layers: tuple[str, ...], written: int = -1) -> list[str]:
+    """The data disk: the nodes `layer0`, `layer1`, ... and `data`."""
+    top = (backend.DATA_FD, 2)
+    return _disk("data", layers, backend.LAYER_FD, FIRST_LAYER_SET, top, written)
+
+
 def _disk(
-    name: str, layers: tuple[str, ...], first_fd: int, first_set: int, top: tuple[int, int]
+    name: str,
+    layers: tuple[str, ...],
+    first_fd: int,
+    first_set: int,
+    top: tuple[int, int],
+    written: int = -1,
 ) -> list[str]:
     """A disk, each layer with its format and what lies beneath it, lowest first. `top` has the
-    descriptor and the set of the last, which is written.
+    descriptor and the set of the last. The layer with the number `written` is, else the last.
 
     What the header of a layer says of these counts for nothing: a VMM has written it.
     """
     argv: list[str] = []
-    beneath = ""
-    for index, layer in enumerate(layers[:-1]):
+    beneath, last = "", len(layers) - 1
+    written = last if written < 0 else written
+    for index, layer in enumerate(layers):
         node = f"layer{index}" if name == "data" else f"{name}{index}"
-        argv += _layer(node, first_fd + index, first_set + index, layer, beneath=beneath)
+        place = (first_fd + index, first_set + index)
+        if index == last:
+            node, place = name, top
+        argv += _layer(node, *place, layer, beneath=beneath, written=index == written)
         beneath = node
-    argv += _layer(name, *top, layers[-1], beneath=beneath, written=True)
-    return argv + _device(name)
+    return argv
 
 
 def _layer(
@@ -174,5 +204,9 @@ def _layer(
     ]
 
 
-def _device(node: str) -> list[str]:
-    return ["-device", f"virtio-blk-device,drive={node},serial={node}"]
+def _device(node: str, *, told: bool = False) -> list[str]:
+    """A disk of the guest's. When the host's is full, QEMU holds the guest until there is room;
+    with `told` the guest is told instead, for a machine that somebody waits for.
+    """
+    full = ",werror=report" if told else ""
+    return ["-device", f"virtio-blk-device,drive={node},serial={node}{full}"]

@@ -13,8 +13,10 @@ import contextlib
 import hashlib
 import os
 import shutil
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from agent.client import AgentClient
 from agent.merged import Merged
@@ -32,6 +34,8 @@ from specs.names import HostNames, is_name
 
 RAM_MIB = 256
 SHUTDOWN_SECONDS = 20.0
+# With less than this a failure is put down to the host's full disk; one piece of the agent's.
+LEAST_ROOM = MIB
 # A transfer that is slower than this is given up, so that its sandbox is not held for ever.
 LEAST_SECONDS, BYTES_A_SECOND = 900.0, 2 * MIB
 
@@ -80,10 +84,22 @@ async def run(host: Host, box: Boxfile, job: Job) -> Merged | int | None:
     ConfinementError, HostError, ChannelError, or GuestError in the guest's words. The machine is
     gone when it returns or raises.
     """
+    disk = job.disk or disks.observe(host.layout.disks(box.name))
+    if disk is None:
+        raise HostError(f"the disk of {box.name} is gone")
+    async with alone(host, box) as (ours, names):
+        return await _run(ours, names, box, disk, job)
+
+
+@contextlib.asynccontextmanager
+async def alone(host: Host, box: Boxfile) -> AsyncIterator[tuple[Host, HostNames]]:
+    """The one helper machine that `box` may have: our host and its names. Nothing of it is there
+    before or after. Raises HostError, OSError.
+    """
     ours, names = _ours(host), _names(host, box.name)
     await asyncio.to_thread(_remove, ours, names)
     try:
-        return await _run(ours, names, box, job)
+        yield ours, names
     finally:
         await asyncio.shield(asyncio.to_thread(_remove, ours, names))
 
@@ -113,10 +129,12 @@ def _names(host: Host, name: str) -> HostNames:
     return HostNames(_ours(host).layout.instance, hashed)
 
 
-async def _run(host: Host, names: HostNames, box: Boxfile, job: Job) -> Merged | int | None:
-    disk = job.disk or disks.observe(host.layout.disks(box.name))
-    if disk is None:
-        raise HostError(f"the disk of {box.name} is gone")
+async def prepared(
+    ours: Host, names: HostNames, box: Boxfile, disk: Disk, most: int
+) -> microvm.Start:
+    """What starts a helper machine for `box` on `disk`, with its control group and UID. It may make
+    no file longer than `most` bytes. Raises BoxError, OSError.
+    """
     helper = Boxfile(
         name=names.sandbox,
         accel=box.accel,
@@ -126,23 +144,16 @@ async def _run(host: Host, names: HostNames, box: Boxfile, job: Job) -> Merged |
         ram_mib=RAM_MIB,
         data=Data(size_mib=box.data.size_mib),
     )
-    boot = await asyncio.to_thread(host.boot)
-    choice = await host.choose_accel(helper, boot)
+    boot = await asyncio.to_thread(ours.boot)
+    choice = await ours.choose_accel(helper, boot)
     if choice.refused:
-        raise HostError(f"no machine can be started for the transfer: {choice.message}")
-    image = await asyncio.to_thread(host.images.build, helper.base)
+        raise HostError(f"no machine can be started for this: {choice.message}")
+    image = await asyncio.to_thread(ours.images.build, helper.base)
     strict = box.isolation is Isolation.strict
-    uid = await asyncio.to_thread(host.claim, names.sandbox) if strict else host.standard_uid()
-    most = max(disk.most_bytes, os.fstat(job.archive).st_size)
-    if job.base is not None:
-        most = max(most, job.base.most_bytes)
-    kvm = choice.accel == "kvm"
-    policy = host.confinement(helper, uid, kvm=kvm, disk_bytes=most)
-    await asyncio.to_thread(host.cgroup(names).create, policy.limits)
-    # Of its own: a VMM that only reads gets nothing that can be written.
-    access = os.O_RDWR if job.writes else os.O_RDONLY
-    given = os.open(f"/proc/self/fd/{job.archive}", access | os.O_CLOEXEC)
-    start = microvm.Start(
+    uid = await asyncio.to_thread(ours.claim, names.sandbox) if strict else ours.standard_uid()
+    policy = ours.confinement(helper, uid, kvm=choice.accel == "kvm", disk_bytes=most)
+    await asyncio.to_thread(ours.cgroup(names).create, policy.limits)
+    return microvm.Start(
         box=helper,
         names=names,
         key="transfer",
@@ -151,11 +162,22 @@ async def _run(host: Host, names: HostNames, box: Boxfile, job: Job) -> Merged |
         image=image,
         disk=disk,
         boot=boot,
-        backend=host.backend_for(helper),
-        host=host.facts,
-        archive=(given, job.writes),
-        base=job.base,
+        backend=ours.backend_for(helper),
+        host=ours.facts,
     )
+
+
+async def _run(
+    host: Host, names: HostNames, box: Boxfile, disk: Disk, job: Job
+) -> Merged | int | None:
+    most = max(disk.most_bytes, os.fstat(job.archive).st_size)
+    if job.base is not None:
+        most = max(most, job.base.most_bytes)
+    start = await prepared(host, names, box, disk, most)
+    # Of its own: a VMM that only reads gets nothing that can be written.
+    access = os.O_RDWR if job.writes else os.O_RDONLY
+    given = os.open(f"/proc/self/fd/{job.archive}", access | os.O_CLOEXEC)
+    start = replace(start, archive=(given, job.writes), base=job.base)
     try:
         record, errors = await microvm.start(host.layout, start)
     finally:
@@ -166,9 +188,24 @@ async def _run(host: Host, names: HostNames, box: Boxfile, job: Job) -> Merged |
         raise ChannelError(
             f"the helper machine of the {job.action.value} failed: {error.message}", fix="try again"
         ) from error
+    except GuestError:
+        _require_room(disk.path.parent)
+        _require_room(host.layout.transfers)
+        raise
     finally:
         os.close(errors)
         await asyncio.shield(microvm.kill(record.pid, record.start_time))
+
+
+def _require_room(folder: Path) -> None:
+    """Raises HostError when it is the host's disk that is full, which a guest calls an error of its
+    own.
+    """
+    facts = os.statvfs(folder)
+    if facts.f_bavail * facts.f_frsize < LEAST_ROOM:
+        raise HostError(
+            "the host's disk is full; nothing was done", where=str(folder), fix=f"df -h {folder}"
+        )
 
 
 async def _transfer(

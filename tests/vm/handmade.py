@@ -76,6 +76,11 @@ class _Bare:
     ) -> VmmCommand:
         return VmmCommand((QEMU, *BARE, "-name", marker, *self._more))
 
+    def merging(
+        self, marker: str, host: HostFacts, layers: tuple[str, ...], into: int
+    ) -> VmmCommand:
+        raise NotImplementedError  # no test asks for it
+
 
 class Handmade:
     """One VMM started by hand in the name of `sandbox`, whose controller is stopped."""

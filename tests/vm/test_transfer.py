@@ -39,7 +39,7 @@ def is_clean(home: Home) -> None:
 
     def left() -> list[str]:
         found = [str(path) for path in home.runtime.iterdir() if path.name.startswith(".t")]
-        found += map(str, (home.path / "transfers").iterdir())
+        found += map(str, (home.path / "transfers").glob("*"))
         for instance in home.helpers:
             found += [str(path) for top in home.cgroups_of(instance) for path in folders_in(top)]
         return found + [f"VMM {pid}" for pid in home.helper_vmms()] + claims_of_helpers(home)
@@ -132,9 +132,7 @@ def there_and_back(home: Home, folder: Path, canary: Path, become: tuple[str, ..
     assert said.stdout.decode().startswith("from the hostchanged")
     assert b".box-import" not in said.stdout
     assert said.stdout.endswith(b"../../../..\n")
-    said = home.run(
-        "oak", "sh", "-c", "cd /data/made; stat -c %a:%u:%n setuid plain; ls; ls ../left"
-    )
+    said = home.run("oak", "sh", "-c", "cd /data/made; stat -c %a:%u:%n setuid plain; ls")
     first, second, *listed = said.stdout.splitlines()
     assert (first, second) == (b"755:0:setuid", b"640:0:plain")
     assert not {b"fifo", b"socket", b"character", b"block"} & set(listed)
@@ -181,4 +179,39 @@ def test_what_cannot_be_done_is_refused_with_the_reason(home: Home) -> None:
     home.box("data", "export", "ash", str(folder / "back"))
     assert (folder / "back/file").read_text() == "x"
     assert sorted(os.listdir(folder / "back")) == ["file", "small"]
+    is_clean(home)
+
+
+def test_a_host_whose_disk_is_full_loses_nothing(small_home: Home) -> None:
+    """Case L5 (disk), of transfers: at each place where the room may end."""
+    home = small_home
+    folder = home.path.parent / "own"
+    for name, size in (("first", 2 << 20), ("second", 1 << 20), ("large", 30 << 20)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_bytes(os.urandom(size))
+    home.put("oak", STOPPED)
+    until(lambda: home.condition("oak", "Ready")[1] == "Stopped", 60, "known")
+    home.box("data", "import", "oak", str(folder / "first"))
+
+    def fails(*arguments: str, leaving: int) -> bytes:
+        """With so many bytes of the home's file system left."""
+        facts = os.statvfs(home.path)
+        with open(home.path / "ballast", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, facts.f_bavail * facts.f_frsize - leaving)
+        done = home.box("data", *arguments, check=False)
+        assert done.returncode == 1, done
+        is_clean(home)
+        (home.path / "ballast").unlink()
+        return done.stderr
+
+    # the archive has no room; the guest's disk has none; what the guest writes has none
+    assert b"No space left" in fails("import", "oak", str(folder / "large"), leaving=4 << 20)
+    said = fails("import", "oak", str(folder / "second"), leaving=(1 << 20) + (96 << 10))
+    assert b"the host's disk is full" in said and b"fix: df -h" in said
+    said = fails("export", "oak", str(folder / "out"), leaving=256 << 10)
+    assert b"the host's disk is full" in said
+    assert sorted(os.listdir(folder)) == ["first", "large", "second"]
+    home.box("data", "export", "oak", str(folder / "out"))
+    assert os.listdir(folder / "out") == ["file"]
+    assert (folder / "out/file").read_bytes() == (folder / "first/file").read_bytes()
     is_clean(home)

@@ -15,9 +15,9 @@ from tests.vm.harness import BOX, ROOT, SLOWNESS, TINY, Home, until
 from tests.vm.test_transfer import is_clean
 
 ALL = os.environ.get("BOX_TEST_ALL") == "1"
-# In parts, each with a home of its own: 60 rounds in a row would be one test of ten minutes.
-PARTS = range(4) if ALL else range(1)
-ROUNDS = 16 if ALL else 4  # every other one an import, the others exports
+# In parts, each with a home of its own: all in a row would be one test of a quarter of an hour.
+PARTS = range(8) if ALL else range(1)
+ROUNDS = 8 if ALL else 4  # every other one an import, the others exports
 FILES = 60
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(1200 if ALL else 500)]

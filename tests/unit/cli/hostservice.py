@@ -172,8 +172,9 @@ class HostDisks:
         self._note("reset", name, discard)
         return "" if discard else "before-reset-2026-01-01-000000"
 
-    async def forget(self, name: str, label: str) -> None:
+    async def forget(self, name: str, label: str) -> int:
         self._note("forget", name, label)
+        return 2
 
     async def transfer(self, name: str, action: str, transfer: str) -> None:
         self._note("transfer", name, action, transfer)

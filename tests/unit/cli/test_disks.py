@@ -79,7 +79,7 @@ async def test_the_controller_does_the_rest(layout: Layout) -> None:
         assert service.disks.asked[1] == ("forget", "down", "a&b=c")
     assert said[1:] == [
         "down: snapshot 2026-01-01-000000 taken\n",
-        "down: snapshot a&b=c deleted\n",
+        "down: snapshot a&b=c deleted; 2 layers merged into those beneath\n",
         "down: /data is that of first again; what was there is the snapshot "
         "before-restore-2026-01-01-000000\n",
         "down: /data is that of first again; what was there is erased\n",

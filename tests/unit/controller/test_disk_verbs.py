@@ -16,6 +16,7 @@ from controller.diskverbs import DiskVerbs
 from controller.entry import Entry
 from controller.forks import Forks
 from controller.inventory import Inventory
+from controller.merging import Merging
 from controller.records import Record
 from controller.store import Store
 from controller.transfers import Transfers
@@ -50,9 +51,8 @@ class Made:
         self.host = host
         use = self.use = DiskUse(host, self.inventory, self.queue.alone, self.woken.append)
         transfers = Transfers(host, self.inventory, use)
-        self.verbs = DiskVerbs(
-            layout, self.inventory, use, transfers, Forks(host, self.inventory, use)
-        )
+        forks, merging = Forks(host, self.inventory, use), Merging(host, self.inventory)
+        self.verbs = DiskVerbs(layout, self.inventory, use, transfers, forks, merging)
         spec = Boxfile(name="web", state=State.stopped, data=Data(size_mib=16))
         record = Record(name="web", spec=spec, spec_digest=spec.digest(), has_disk=True)
         self.entry = self.inventory.entries["web"] = Entry(record)
