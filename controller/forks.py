@@ -83,8 +83,6 @@ class Forks:
             return Outcome(of, "conflicts", merged)
         if dry_run:
             return Outcome(of, "checked", merged)
-        folder = self._host.layout.disks(fork.name)
-        await forks.to_its_end(lambda: forks.rebase(folder, snapshots.now()))
         if not applied.kept:
             return Outcome(of, "nothing", merged)
         told = f"the changes of {fork.name}; what was there is the snapshot {applied.kept}"

@@ -47,14 +47,41 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Applied:
+    """The frozen `layers` that a fork had when it was applied, at the time `taken`. It counts as
+    long as the disk of its parent lies on the layer `mark`, which has what was applied.
+    """
+
+    mark: str
+    taken: str
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
 class Origin:
     """What a fork began with: the frozen `layers` of the sandbox `of` at the time `taken`. They are
-    kept as long as it is a fork, so that what it changed can be told.
+    kept as long as it is a fork, so that what it changed can be told; since it was `applied`, if
+    it was.
     """
 
     of: str
     taken: str
     layers: tuple[Layer, ...]
+    applied: Applied | None = None
+
+    @property
+    def held(self) -> tuple[tuple[Layer, ...], ...]:
+        """All that it holds."""
+        return (self.layers, *([self.applied.layers] if self.applied is not None else []))
+
+    def now(self, parent: Chain | None) -> Origin:
+        """What counts, for what the parent's disk is now, if there is one."""
+        applied = self.applied
+        if applied is None:
+            return self
+        if parent is not None and any(each.file == applied.mark for each in parent.layers):
+            return Origin(self.of, applied.taken, applied.layers)
+        return replace(self, applied=None)
 
 
 @dataclass(frozen=True)
@@ -76,8 +103,8 @@ class Chain:
     @property
     def files(self) -> frozenset[str]:
         """Every file that anything in it names."""
-        begun = self.origin.layers if self.origin is not None else ()
-        named = [self.layers, begun, *(each.layers for each in self.snapshots)]
+        begun = self.origin.held if self.origin is not None else ()
+        named = [self.layers, *begun, *(each.layers for each in self.snapshots)]
         return frozenset(layer.file for layers in named for layer in layers)
 
     @property
@@ -149,16 +176,18 @@ def applied(chain: Chain, label: str, taken: str, top: str, size_mib: int, *, em
     return with_top(replace(labelled, layers=holds), top, size_mib)
 
 
-def rebased(chain: Chain, taken: str, top: str, size_mib: int) -> Chain:
-    """The fork `chain` from now on compared with what it holds now, frozen: with the new overlay
-    `top`, or with an empty `top` as it is, for nobody has written to the present one.
+def rebased(chain: Chain, parent: Chain, mark: str, taken: str, top: str, size_mib: int) -> Chain:
+    """The fork `chain`, from now on compared with what it holds now, frozen, as long as the disk of
+    its `parent` lies on the layer `mark`: with the new overlay `top`, or with an empty `top` as it
+    is, for nobody has written to the present one.
 
     Raises HostError where it would be too long, ValueError for what is no fork.
     """
     if chain.origin is None:
         raise ValueError(f"{chain.sandbox} is no fork")
     kept = with_top(chain, top, size_mib) if top else chain
-    return replace(kept, origin=Origin(chain.origin.of, taken, kept.layers[:-1]))
+    applied = Applied(mark, taken, kept.layers[:-1])
+    return replace(kept, origin=replace(chain.origin.now(parent), applied=applied))
 
 
 def forked(chain: Chain, name: str, taken: str, top: str, size_mib: int) -> Chain:

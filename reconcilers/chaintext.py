@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from reconcilers.chain import LAYERS_MAX, Chain, Layer, Origin, Snapshot, is_layer_file
+from reconcilers.chain import (
+    LAYERS_MAX,
+    Applied,
+    Chain,
+    Layer,
+    Origin,
+    Snapshot,
+    is_layer_file,
+)
 from specs.names import is_name
 
 T = TypeVar("T")
@@ -44,6 +52,12 @@ def render(chain: Chain) -> str:
             "taken": chain.origin.taken,
             "layers": [layer.file for layer in chain.origin.layers],
         }
+        if (applied := chain.origin.applied) is not None:
+            plain["fork"]["applied"] = {
+                "mark": applied.mark,
+                "taken": applied.taken,
+                "layers": [layer.file for layer in applied.layers],
+            }
     return tomli_w.dumps(plain)
 
 
@@ -61,7 +75,7 @@ def parse(text: str) -> Chain:
     size = _size(found)
     origin = _parse_origin(found["fork"], known) if "fork" in found else None
     chain = Chain(_get(found, "sandbox", str), layers, size, snapshots, origin)
-    frozen = [*(taken.layers for taken in snapshots), *([origin.layers] if origin else [])]
+    frozen = [*(taken.layers for taken in snapshots), *(origin.held if origin else ())]
     for each in (layers, *frozen):
         _check_order(each)
     if (chain.top.format == "raw") != (size == 0):
@@ -78,7 +92,8 @@ def _all_layers(chain: Chain) -> Iterator[Layer]:
     for each in chain.snapshots:
         yield from each.layers
     if chain.origin is not None:
-        yield from chain.origin.layers
+        for held in chain.origin.held:
+            yield from held
 
 
 def _plain_layer(layer: Layer) -> dict[str, Any]:
@@ -110,7 +125,14 @@ def _parse_snapshot(found: object, known: Mapping[str, Layer]) -> Snapshot:
 def _parse_origin(found: object, known: Mapping[str, Layer]) -> Origin:
     if not isinstance(found, dict) or not is_name(_get(found, "of", str)):
         raise ValueError("fork: a table that names a sandbox is expected")
-    return Origin(found["of"], _get(found, "taken", str), _named(found, known))
+    applied = _parse_applied(found["applied"], known) if "applied" in found else None
+    return Origin(found["of"], _get(found, "taken", str), _named(found, known), applied)
+
+
+def _parse_applied(found: object, known: Mapping[str, Layer]) -> Applied:
+    if not isinstance(found, dict) or not is_layer_file(_get(found, "mark", str)):
+        raise ValueError("applied: a table that names a layer is expected")
+    return Applied(found["mark"], _get(found, "taken", str), _named(found, known))
 
 
 def _named(found: Mapping[str, Any], known: Mapping[str, Layer]) -> tuple[Layer, ...]:

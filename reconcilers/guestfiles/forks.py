@@ -24,13 +24,13 @@ from reconcilers.guestfiles.helper import Action, Job
 from reconcilers.host import Host
 from reconcilers.snapshots import Moment
 from specs.boxfile import Boxfile
-from specs.errors import UsageError
+from specs.errors import HostError, UsageError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Applied:
+class Outcome:
     """How it went. `kept`: the snapshot of what the parent had, empty where nothing was changed."""
 
     merged: Merged
@@ -53,8 +53,9 @@ async def compare(host: Host, fork: Boxfile, archive: int, *, with_data: bool) -
     """
     folder = host.layout.disks(fork.name)
     found = await asyncio.to_thread(snapshots.read, folder)
+    parent = await asyncio.to_thread(_read, host.layout.disks(origin_of(found).of))
     with contextlib.ExitStack() as opened:
-        base = opened.enter_context(_base(host, folder, found))
+        base = opened.enter_context(_base(host, folder, found, parent))
         size = layers.size_mib(folder, found)
         scratch = host.layout.transfers
         disk = opened.enter_context(views.thrown_away(scratch, folder, found.layers, size))
@@ -67,7 +68,7 @@ async def compare(host: Host, fork: Boxfile, archive: int, *, with_data: bool) -
 
 async def merge(
     host: Host, parent: Boxfile, fork: str, archive: int, *, theirs: bool, dry_run: bool
-) -> Applied:
+) -> Outcome:
     """Bring the changes behind `archive` into the disk of `parent`: all of them, or none where
     there are conflicts and not `theirs`, or with `dry_run`. Raises what `helper.run` raises, with
     the former disk in force.
@@ -79,10 +80,10 @@ async def merge(
     size = layers.size_mib(folder, old)
     beginning = await asyncio.to_thread(snapshots.read, forks)
     job = Job(Action.MERGE, archive, theirs=theirs, dry_run=dry_run)
-    with _base(host, forks, beginning) as base:
+    with _base(host, forks, beginning, old) as base:
         if dry_run:
             with views.thrown_away(host.layout.transfers, folder, old.layers, size) as disk:
-                return Applied(await _told(host, parent, replace(job, disk=disk, base=base)))
+                return Outcome(await _told(host, parent, replace(job, disk=disk, base=base)))
         top = layers.new_file("qcow2")
         empty = layers.is_empty(folder, old.top)
         new = chain.applied(old, label, moment.taken, top, size, empty=empty)
@@ -90,10 +91,14 @@ async def merge(
             await asyncio.to_thread(layers.make_overlay, folder / top, size)
             disk = views.on_top(folder, new.layers[:-1], folder / top, size)
             found = await _told(host, parent, replace(job, disk=disk, base=base))
-            if not found.taken or (found.total and not theirs):
-                return Applied(found)
-            await to_its_end(lambda: _commit(folder, old, new))
-            return Applied(found, label)
+            if found.total and not theirs:
+                return Outcome(found)
+            if not found.taken:  # it has all of it
+                mark = new.layers[-2].file  # the last that anybody has written
+                await to_its_end(lambda: rebase(forks, old, mark, moment))
+                return Outcome(found)
+            await to_its_end(lambda: _commit(folder, old, new, forks))
+            return Outcome(found, label)
         finally:
             await to_its_end(lambda: layers.tidy(folder))
 
@@ -104,8 +109,10 @@ async def _told(host: Host, box: Boxfile, job: Job) -> Merged:
     return found
 
 
-def _commit(folder: Path, old: Chain, new: Chain) -> None:
+def _commit(folder: Path, old: Chain, new: Chain, fork: Path) -> None:
     layers.sync(folder / new.top.file)
+    # First: what the fork is compared with is decided by what the parent is, so by one rename.
+    rebase(fork, old, new.top.file, snapshots.now())
     layers.change(folder, old, new)
 
 
@@ -121,26 +128,32 @@ async def to_its_end(act: Callable[[], T]) -> T:
         raise
 
 
-def rebase(folder: Path, moment: Moment) -> bool:
-    """From now on compare the fork in `folder` with what it holds now, which its parent has.
-
-    False: its disk has as many layers as it may have, so it stays as it is. Raises HostError,
-    OSError.
+def rebase(folder: Path, parent: Chain, mark: str, moment: Moment) -> None:
+    """Compare the fork in `folder` with what it holds now, as long as its parent, whose disk still
+    is `parent`, has the layer `mark`. Where the fork's disk has as many layers as it may have, it
+    stays as it is. Raises HostError, OSError.
     """
     old = snapshots.read(folder)
     empty = layers.is_empty(folder, old.top)
     if not empty and len(old.layers) >= LAYERS_MAX:
-        return False
-    size = layers.size_mib(folder, old)
+        return
     top = "" if empty else layers.new_file("qcow2")
-    layers.change(folder, old, chain.rebased(old, moment.taken, top, size))
-    return True
+    size = layers.size_mib(folder, old)
+    layers.change(folder, old, chain.rebased(old, parent, mark, moment.taken, top, size))
+
+
+def _read(folder: Path) -> Chain | None:
+    """The disk of a parent, which may be gone or not to be understood."""
+    with contextlib.suppress(HostError, OSError):
+        if (found := layers.read(folder)) is not None:
+            return found[0]
+    return None
 
 
 @contextlib.contextmanager
-def _base(host: Host, folder: Path, found: Chain) -> Iterator[Disk]:
-    """What the fork in `folder` began with."""
-    holds = origin_of(found).layers
+def _base(host: Host, folder: Path, found: Chain, parent: Chain | None) -> Iterator[Disk]:
+    """What the fork in `folder` is compared with."""
+    holds = origin_of(found).now(parent).layers
     size = views.size_mib(folder, holds)
     with views.thrown_away(host.layout.transfers, folder, holds, size) as disk:
         yield disk

@@ -38,8 +38,7 @@ def applies(home: Home, rounds: int) -> None:
         home.box("data", "import", "try", str(tree_of(folder, number + 1)))
         after, controller = chance.uniform(0.2, 9.0) * SLOWNESS, chance.random() < 0.7
         told = f"seed {SEED}, round {number}: {after=:.2f} {controller=}"
-        # With --theirs: killed after the parent has it and before the fork is told, it is both's.
-        interrupted(home, "fork", "apply", "try", "--theirs", after=after, controller=controller)
+        interrupted(home, "fork", "apply", "try", after=after, controller=controller)
         home.look_again()
         is_clean(home)
         found = exported(home, folder, number)
@@ -47,10 +46,15 @@ def applies(home: Home, rounds: int) -> None:
         version = found
         for name in ("oak", "try"):
             chain_of(home, name)
-        if len(chain_of(home, "oak").layers) > 20:
+        if len(chain_of(home, "oak").layers) > 20 or len(chain_of(home, "try").layers) > 20:
+            home.box("fork", "discard", "try")
+            home.nothing_left("try")
             home.box("reset", "oak", "--discard")
             home.box("data", "import", "oak", str(tree_of(folder, version)))
-    home.box("fork", "apply", "try", "--theirs")
+            home.box("fork", "oak", "try", "--wait", timeout=READY)
+            stop(home, "try")
+    # No conflict: whether it was applied or not, the fork is compared with what is so.
+    home.box("fork", "apply", "try")
     assert exported(home, folder, rounds) == rounds
 
 

@@ -28,6 +28,18 @@ def oak(tmp_path: Path) -> Path:
     return made
 
 
+def rebase(fork: Path) -> None:
+    """As if it were applied."""
+    parent = snapshots.read(fork.with_name("oak"))
+    forks.rebase(fork, parent, parent.top.file, NOW)
+
+
+def beginning(fork: Path) -> tuple[chain.Layer, ...]:
+    """What it is compared with now."""
+    parent = snapshots.read(fork.with_name("oak"))
+    return forks.origin_of(snapshots.read(fork)).now(parent).layers
+
+
 def mark(folder: Path) -> None:
     """What a VMM would do to the top: it is another file from then on."""
     with open(folder / snapshots.read(folder).top.file, "ab") as file:
@@ -59,26 +71,27 @@ def test_what_a_fork_began_with_has_the_size_it_had(oak: Path) -> None:
     origin = forks.origin_of(snapshots.read(other))
     assert views.size_mib(other, origin.layers) == 16
     mark(other)
-    assert forks.rebase(other, NOW)
-    origin = forks.origin_of(snapshots.read(other))
-    assert views.size_mib(other, origin.layers) == 32
-    assert origin.layers[0].file == chain.BASE
+    rebase(other)
+    assert views.size_mib(other, beginning(other)) == 32
 
 
 def test_a_fork_that_was_applied_is_compared_with_what_it_has(oak: Path) -> None:
     other = oak.with_name("try")
     snapshots.fork(oak, other, 16, NOW)
     began = forks.origin_of(snapshots.read(other)).layers
-    assert forks.rebase(other, NOW)
-    assert forks.origin_of(snapshots.read(other)).layers == began  # nobody has written
+    rebase(other)
+    assert beginning(other) == began  # nobody has written
     mark(other)
     top = snapshots.read(other).top
-    assert forks.rebase(other, NOW)
-    found = snapshots.read(other)
-    assert forks.origin_of(found).layers == (*began, top) == found.layers[:-1]
+    rebase(other)
+    assert beginning(other) == (*began, top) == snapshots.read(other).layers[:-1]
     assert (other / top.file).stat().st_mode & 0o777 == 0o400
     for _ in range(chain.LAYERS_MAX):
         mark(other)
-        going = forks.rebase(other, NOW)
-    assert not going
-    assert len(snapshots.read(other).layers) == chain.LAYERS_MAX
+        rebase(other)
+    found = snapshots.read(other)
+    assert len(found.layers) == chain.LAYERS_MAX
+    assert beginning(other) == found.layers[:-1], "the last one that it may have"
+    # What the parent does not have any more was not applied.
+    snapshots.reset(oak, 16, NOW, discard=True)
+    assert beginning(other) == found.layers[:-2]

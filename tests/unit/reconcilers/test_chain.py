@@ -86,7 +86,7 @@ def changed(found: Chain, what: str, number: int, pick: int) -> Chain:
     if what == "rebase":
         top = overlay if pick % 2 or not found.size_mib else ""
         fork = replace(found, origin=found.origin or Origin("elm", TAKEN, found.layers[:1]))
-        return chain.rebased(fork, TAKEN, top, size)
+        return chain.rebased(fork, NEW, BASE, TAKEN, top, size)
     if what == "forget":
         return chain.without_snapshot(found, label)
     return chain.grown(found, size + pick) if found.size_mib else found
@@ -244,10 +244,19 @@ def test_a_layer_that_was_made_before_is_not_made_again() -> None:
 def test_a_fork_that_was_applied_is_compared_with_what_it_has_now() -> None:
     fork = chain.forked(chain.with_top(NEW, f"{1:016x}.qcow2", 64), "try", TAKEN, "2" * 16, 64)
     fork = replace(fork, layers=(*fork.layers[:-1], Layer(f"{2:016x}.qcow2", 64)))
-    found = chain.rebased(fork, "later", f"{3:016x}.qcow2", 64)
-    assert found.origin == Origin("oak", "later", fork.layers)
-    unwritten = chain.rebased(found, "again", "", 64)
-    assert unwritten.layers == found.layers
-    assert unwritten.origin == Origin("oak", "again", fork.layers)
+    parent = chain.applied(NEW, "before", TAKEN, f"{4:016x}.qcow2", 64, empty=False)
+    found = chain.rebased(fork, NEW, parent.top.file, "later", f"{3:016x}.qcow2", 64)
+    assert found.origin is not None and fork.origin is not None
+    assert found.layers[:-1] == fork.layers
+    # It counts with the rename that makes the parent another disk, and as long as it is that.
+    assert found.origin.now(NEW) == found.origin.now(None) == fork.origin
+    assert found.origin.now(parent) == Origin("oak", "later", fork.layers)
+    back = chain.restored(parent, "before", f"{5:016x}.qcow2", 64)
+    assert found.origin.now(back) == fork.origin
+    # Applied again, the beginning is what counted then.
+    unwritten = chain.rebased(found, parent, BASE, "again", "", 64)
+    assert unwritten.layers == found.layers and unwritten.origin is not None
+    assert unwritten.origin.layers == fork.layers
+    assert unwritten.origin.now(parent) == Origin("oak", "again", fork.layers)
     with pytest.raises(ValueError, match="no fork"):
-        chain.rebased(NEW, TAKEN, "", 64)
+        chain.rebased(NEW, NEW, BASE, TAKEN, "", 64)
