@@ -100,14 +100,7 @@ def test_a_fork_is_compared_and_applied(home: Home) -> None:
     stop(home, "try")
     before, held, forks = chain_of(home, "oak"), contents(home, "oak"), contents(home, "try")
     assert diff(home) == CHANGED
-    shown = home.box("fork", "diff", "try")
-    assert b"M  src/main  (content)\n" in shown.stdout and b"\x1b" not in shown.stdout
-    assert b"M  away/  (mode 0700)\n" in shown.stdout and b"D  old/\n" in shown.stdout
-    assert b"null: a character device, left out" in shown.stderr
-    assert b"pipe" not in shown.stderr
     assert contents(home, "oak") == held and contents(home, "try") == forks
-    counted = home.box("fork", "diff", "try", "--stat").stdout.decode()
-    assert counted.splitlines()[-1].split() == ["all", "6", "6", "3", "1"]
     assert chain_of(home, "oak") == before
     is_clean(home)
 
@@ -119,11 +112,10 @@ def test_a_fork_is_compared_and_applied(home: Home) -> None:
     home.run("oak", "sh", "-c", PARENT)
     stop(home, "oak")
     before, held = chain_of(home, "oak"), contents(home, "oak")
-    for arguments in (["--dry-run"], []):
-        refused = home.box("fork", "apply", "try", *arguments, check=False)
-        assert refused.returncode == 1, refused
-        assert refused.stdout == b"C  src/main  (modified in try, modified in oak)\n"
-        assert chain_of(home, "oak") == before
+    refused = home.box("fork", "apply", "try", check=False)
+    assert refused.returncode == 1 and b"--theirs takes what try has" in refused.stderr
+    assert refused.stdout == b"C  src/main  (modified in try, modified in oak)\n"
+    assert b"null: a character device, left out" in refused.stderr
     dry = home.box("fork", "apply", "try", "--dry-run", "--theirs")
     assert b"15 changes of try would be applied to oak (1 conflict for try)" in dry.stdout
     assert chain_of(home, "oak") == before and contents(home, "oak") == held
@@ -132,7 +124,7 @@ def test_a_fork_is_compared_and_applied(home: Home) -> None:
     is_clean(home)
     assert len(chain_of(home, "oak").layers) == len(before.layers) + 1
     again = home.box("fork", "apply", "try")
-    assert b"nothing to apply" in again.stdout and diff(home) == {}
+    assert b"nothing to apply" in again.stdout
     home.put("oak")
     home.ready("oak")
     said = home.run("oak", "sh", "-c", LOOK)
@@ -147,7 +139,5 @@ def test_a_fork_is_compared_and_applied(home: Home) -> None:
     kept = json.loads(label)["snapshots"][-1]["label"]
     assert kept.startswith("before-apply-")
     home.box("restore", "oak", kept, "--discard")
+    assert diff(home) == CHANGED, "what the parent has no more was not applied"
     home.box("fork", "discard", "try")
-    home.put("oak")
-    home.ready("oak")
-    assert home.run("oak", "cat", "/data/src/main").stdout == b"mine\n"

@@ -1,4 +1,8 @@
-"""kill -9 at seeded moments of fork and apply: the old or the new, nothing between or left."""
+"""kill -9 at seeded moments of fork and apply: the old or the new, nothing between or left.
+
+What happens in the disks' folders is tried without machines, too, more often and at more moments:
+tests/unit/reconcilers/test_disks_killed.py, tests/unit/guestfiles/test_views.py.
+"""
 
 from __future__ import annotations
 
@@ -68,13 +72,14 @@ def forks(home: Home, rounds: int) -> None:
         home.put(name, f"{TINY}fork_of: oak\n")
         time.sleep(after)
         home.stop(signal.SIGKILL)
-        left = home.path / "disks" / name
-        assert not left.exists() or chain_of(home, name).origin is not None, told
+        folder = home.path / "disks" / name
+        assert not folder.exists() or chain_of(home, name).origin is not None, told
         home.start()
         home.ready(name)
         assert home.run(name, "sh", "-c", "cat /data/d*/file1").stdout == b"0\n" * 51, told
         assert chain_of(home, "oak").layers[: len(before)] == before
-        assert [path for path in (home.path / "disks").iterdir() if path.name[0] == "."] == []
+        left = [path.name for path in (home.path / "disks").iterdir() if path.name[0] == "."]
+        assert left in ([], [".deleted"])
         home.box("delete", name)
         home.nothing_left(name)
 
@@ -82,11 +87,6 @@ def forks(home: Home, rounds: int) -> None:
 @pytest.mark.timeout(500)
 def test_an_apply_that_is_killed_is_the_old_or_the_new(home: Home) -> None:
     applies(home, 3)
-
-
-@pytest.mark.timeout(300)
-def test_a_fork_that_is_killed_is_there_or_not(home: Home) -> None:
-    forks(home, 2)
 
 
 @pytest.mark.long
@@ -99,3 +99,22 @@ def test_many_applies_that_are_killed(home: Home) -> None:
 @pytest.mark.timeout(1500)
 def test_many_forks_that_are_killed(home: Home) -> None:
     forks(home, 30)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_without_room_in_the_parent_it_stays_as_it_was(home: Home) -> None:
+    folder = home.path.parent / "own"
+    parent_of_version_0(home)
+    home.box("fork", "oak", "try", "--wait", timeout=READY)
+    stop(home, "try")
+    for name, size in (("try", 16), ("oak", 12)):
+        more = folder / f"more-{name}"
+        more.mkdir()
+        (more / name).write_bytes(os.urandom(size << 20))
+        home.box("data", "import", name, str(more))
+    before = [chain_of(home, name) for name in ("oak", "try")]
+    full = home.box("fork", "apply", "try", check=False)
+    assert full.returncode == 1 and b"No space left" in full.stderr
+    assert [chain_of(home, name) for name in ("oak", "try")] == before
+    is_clean(home)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 
-from reconcilers import chain, snapshots
+from reconcilers import chain, layers, snapshots
 from reconcilers import disk as disks
+from reconcilers.chain import Chain
 from reconcilers.guestfiles import forks, views
 from reconcilers.snapshots import Moment
+from tests.unit.reconcilers import test_disks_killed as killing
 
 PATH = f"{os.environ['PATH']}:/usr/sbin"  # which is not in an ordinary user's
 pytestmark = pytest.mark.skipif(
@@ -95,3 +98,34 @@ def test_a_fork_that_was_applied_is_compared_with_what_it_has(oak: Path) -> None
     # What the parent does not have any more was not applied.
     snapshots.reset(oak, 16, NOW, discard=True)
     assert beginning(other) == found.layers[:-2]
+
+
+def test_an_apply_that_is_killed_is_done_in_both_or_in_neither(tmp_path: Path) -> None:
+    """Its last part, in which two disks change; before that, nothing of either does."""
+    chance = random.Random(f"{killing.SEED} apply")
+    took, outcomes = 0.0, {"old": 0, "new": 0}
+    for number in range(killing.ROUNDS + 1):
+        parent = killing.made(tmp_path / str(number))
+        fork = parent.with_name("try")
+        snapshots.fork(parent, fork, killing.SIZE_MIB, NOW)
+        mark(fork)
+        mark(parent)
+        old, before = snapshots.read(parent), snapshots.read(fork)
+        top = layers.new_file("qcow2")
+        layers.make_overlay(parent / top, killing.SIZE_MIB)
+        new = chain.applied(old, "before", NOW.taken, top, killing.SIZE_MIB, empty=False)
+
+        def act(folder: Path = parent, was: Chain = old, to: Chain = new) -> None:
+            forks._commit(folder, was, to, folder.with_name("try"))
+
+        if number == 0:
+            took = killing.duration(act)
+        else:
+            killing.killed(act, chance.uniform(0, took * 1.5))
+        disks.sweep(parent.parent)
+        now, after = killing.whole(parent), killing.whole(fork)
+        assert now in (old, new)
+        outcomes["new" if now == new else "old"] += 1
+        begun = forks.origin_of(after).now(now).layers
+        assert begun == (before.layers if now == new else forks.origin_of(before).layers)
+    print(f"apply: {outcomes}")
