@@ -15,6 +15,7 @@ import pytest
 
 from agent.archive import Change, Kind, Record
 from reconcilers.guestfiles.changes import Entry, LeftOut, listed
+from tests import hostile
 from tests.unit.agent.guest import Guest
 
 Seen = dict[str, tuple[object, ...]]
@@ -369,3 +370,28 @@ def test_a_plain_archive_is_none_of_changes(guest: Guest, tmp_path: Path) -> Non
     prepared(guest, tmp_path, "kept")
     guest.put(guest.data)
     assert "malformed" in guest.run("merge", "none", status=127)
+
+
+def test_a_hostile_tree_is_told_and_applied_beside_a_canary(guest: Guest, tmp_path: Path) -> None:
+    _base, fork = prepared(guest, tmp_path)
+    with hostile.guarded(tmp_path / "canary") as canary:
+        hostile.make(fork, canary)
+        told = changes(guest, fork)
+        left_out = {os.fsdecode(each.path): each.why for each in told if isinstance(each, LeftOut)}
+        devices = hostile.DEVICES if os.geteuid() == 0 else {}
+        for name, what in {**hostile.SPECIALS, **devices}.items():
+            assert left_out[name] == f"{what}, left out"
+        assert guest.transfer.stat().st_blocks * 512 < 2 << 20, "holes take no room"
+        found = Told.read(guest.told("merge", "none"))
+        assert found.conflicts == {} and found.taken == len(told) - len(left_out)
+    for name, leads in hostile.LINKS.items():
+        assert os.readlink(guest.data / name) == leads
+    for odd, words in hostile.NAMES.items():
+        assert (guest.data / os.fsdecode(odd)).read_text() == words
+    assert (guest.data / "plain").stat().st_ino == (guest.data / "twin").stat().st_ino
+    assert (guest.data / "sparse").stat().st_size == 40 << 30
+    # It stays in a guest, so it stays what it was.
+    assert stat.S_IMODE((guest.data / "setuid").stat().st_mode) & 0o4000
+    hostile._check_depth(guest.data)
+    for path in (fork, guest.data):
+        hostile.remove(path)

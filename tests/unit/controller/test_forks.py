@@ -67,7 +67,7 @@ async def test_what_is_no_fork_has_nothing_to_tell(made: Made) -> None:
 
 async def test_a_parent_that_runs_or_is_gone_refuses_an_apply(made: Made) -> None:
     made.entry.live = Live(RECORD)
-    await refused(made, "try", StillRunning, "the VM of web .*has its disk open")
+    await refused(made, "try", StillRunning, "has its disk open")
     made.entry.live = None
     del made.inventory.entries["web"]
     await refused(made, "try", NoSandbox, "web, which try is a fork of, is not there any more")
@@ -75,7 +75,10 @@ async def test_a_parent_that_runs_or_is_gone_refuses_an_apply(made: Made) -> Non
 
 async def test_a_fork_that_runs_is_not_compared(made: Made) -> None:
     made.inventory.entries["try"].live = Live(RECORD)
-    with transfer(made.layout) as given, pytest.raises(StillRunning, match="the VM of try .*has its disk open"):
+    with (
+        transfer(made.layout) as given,
+        pytest.raises(StillRunning, match="has its disk open"),
+    ):
         await made.verbs.fork_diff("try", given)
 
 
