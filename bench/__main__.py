@@ -36,14 +36,15 @@ BENCHMARKS: dict[str, Benchmark] = {
     "jail": walls.overhead,
     "shared": shares.shared,
     "bridged": bridged.bridged,
-    "moved": moves.moved,
+    "imported": moves.imported,
+    "exported": moves.exported,
     "forked": moves.forked,
     "images": images.images,
     "settled": fleet.settled,
     "suite": walls.suite,
 }
 # Take minutes, and some of them gigabytes of memory or disk.
-ONLY_WITH_ALL = {"images", "settled", "suite", "moved"}
+ONLY_WITH_ALL = {"images", "imported", "exported", "settled", "suite"}
 
 
 def main() -> int:
@@ -77,7 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="also those that take minutes: images, moved, settled, suite",
+        help="also those that take minutes: images, imported, exported, settled, suite",
     )
     parser.add_argument("--repeat", type=int, default=FEWEST, help="samples, at least %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples to FILE too")
