@@ -31,8 +31,8 @@ def parent_of_version_0(home: Home) -> None:
     home.box("data", "import", "oak", str(tree_of(folder, 0)))
 
 
-def applies(home: Home, rounds: int) -> None:
-    chance = random.Random(SEED)
+def applies(home: Home, rounds: int, part: int = 0) -> None:
+    chance = random.Random(SEED + part)
     folder = home.path.parent / "own"
     parent_of_version_0(home)
     home.box("fork", "oak", "try", "--wait", timeout=READY)
@@ -41,7 +41,7 @@ def applies(home: Home, rounds: int) -> None:
     for number in range(rounds):
         home.box("data", "import", "try", str(tree_of(folder, number + 1)))
         after, controller = chance.uniform(0.2, 9.0) * SLOWNESS, chance.random() < 0.7
-        told = f"seed {SEED}, round {number}: {after=:.2f} {controller=}"
+        told = f"seed {SEED} + {part}, round {number}: {after=:.2f} {controller=}"
         interrupted(home, "fork", "apply", "try", after=after, controller=controller)
         home.look_again()
         is_clean(home)
@@ -90,9 +90,11 @@ def test_an_apply_that_is_killed_is_the_old_or_the_new(home: Home) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3000)
-def test_many_applies_that_are_killed(home: Home) -> None:
-    applies(home, 30)
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_many_applies_that_are_killed(home: Home, part: int) -> None:
+    """In parts, each with a home of its own: 30 rounds in a row would be one test of ten minutes."""
+    applies(home, 10, part)
 
 
 @pytest.mark.long
