@@ -93,7 +93,7 @@ def test_an_apply_that_is_killed_is_the_old_or_the_new(home: Home) -> None:
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("part", [1, 2, 3])
 def test_many_applies_that_are_killed(home: Home, part: int) -> None:
-    """In parts, each with a home of its own: 30 rounds in a row would be one test of ten minutes."""
+    """In parts, each with a home of its own: all in a row would be one test of ten minutes."""
     applies(home, 10, part)
 
 
