@@ -17,6 +17,7 @@ from specs.names import check_name, is_name
 
 BASE = "base.raw"
 LAYERS_MAX = 32  # each is a descriptor of the VMM, and two look-ups of a block that nobody wrote
+MARKS_MAX = 16
 SNAPSHOTS_MAX = 64  # chain.toml stays below smallfile.LIMIT with every one of them at LAYERS_MAX
 _LAYER_FILE = re.compile(r"base\.raw|[0-9a-f]{16}\.(?:raw|qcow2)")
 
@@ -49,7 +50,7 @@ class Snapshot:
 @dataclass(frozen=True)
 class Applied:
     """The frozen `layers` that a fork had when it was applied, at the time `taken`. It counts as
-    long as the disk of its parent lies on the layer `mark`, which has what was applied.
+    long as the disk of its parent lies on what its chain says that `mark` is.
     """
 
     mark: str
@@ -79,7 +80,7 @@ class Origin:
         applied = self.applied
         if applied is None:
             return self
-        if parent is not None and any(each.file == applied.mark for each in parent.layers):
+        if parent is not None and parent.lies_on(applied.mark):
             return Origin(self.of, applied.taken, applied.layers)
         return replace(self, applied=None)
 
@@ -95,6 +96,13 @@ class Chain:
     size_mib: int = 0
     snapshots: tuple[Snapshot, ...] = ()
     origin: Origin | None = None
+    # Of forks that were applied: a mark, and the file of the layer that has what they changed.
+    marks: tuple[tuple[str, str], ...] = ()
+
+    def lies_on(self, mark: str) -> bool:
+        """Whether what was applied under this mark is in what the disk is now."""
+        files = {layer.file for layer in self.layers}
+        return any(each == mark and file in files for each, file in self.marks)
 
     @property
     def top(self) -> Layer:
@@ -173,12 +181,18 @@ def applied(chain: Chain, label: str, taken: str, top: str, size_mib: int, *, em
     """
     holds = chain.layers[:-1] if empty else chain.layers
     labelled = _labelled(chain, Snapshot(label, taken, size_mib, holds))
-    return with_top(replace(labelled, layers=holds), top, size_mib)
+    return marked(with_top(replace(labelled, layers=holds), top, size_mib), top, top)
+
+
+def marked(chain: Chain, mark: str, file: str) -> Chain:
+    """With `mark` for the layer in `file`. Of many the last are kept, where that is still there."""
+    kept = [each for each in chain.marks if each[1] in chain.files]
+    return replace(chain, marks=(*kept, (mark, file))[-MARKS_MAX:])
 
 
 def rebased(chain: Chain, parent: Chain, mark: str, taken: str, top: str, size_mib: int) -> Chain:
     """The fork `chain`, from now on compared with what it holds now, frozen, as long as the disk of
-    its `parent` lies on the layer `mark`: with the new overlay `top`, or with an empty `top` as it
+    its `parent` lies on `mark`: with the new overlay `top`, or with an empty `top` as it
     is, for nobody has written to the present one.
 
     Raises HostError where it would be too long, ValueError for what is no fork.
@@ -228,7 +242,7 @@ def mergeable(chain: Chain, shared: Container[str] = ()) -> tuple[Layer, ...]:
     """
     views = [chain.layers, *(each.layers for each in chain.snapshots)]
     if chain.origin is not None:
-        views.append(chain.origin.layers)
+        views += chain.origin.held
     above: dict[str, set[str]] = {}
     for view in views:
         for layer, file in zip(view, (*(each.file for each in view[1:]), ""), strict=True):
@@ -256,12 +270,19 @@ def merged(chain: Chain, run: tuple[Layer, ...]) -> Chain:
         kept = (layer for layer in layers if layer.file not in gone)
         return tuple(one if layer.file == one.file else layer for layer in kept)
 
+    def within(origin: Origin) -> Origin:
+        applied = origin.applied
+        if applied is not None:
+            applied = replace(applied, layers=without(applied.layers))
+        return replace(origin, layers=without(origin.layers), applied=applied)
+
     origin, snapshots = chain.origin, chain.snapshots
     return replace(
         chain,
         layers=without(chain.layers),
         snapshots=tuple(replace(each, layers=without(each.layers)) for each in snapshots),
-        origin=replace(origin, layers=without(origin.layers)) if origin is not None else None,
+        origin=within(origin) if origin is not None else None,
+        marks=tuple((mark, one.file if file in gone else file) for mark, file in chain.marks),
     )
 
 

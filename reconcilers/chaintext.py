@@ -58,6 +58,8 @@ def render(chain: Chain) -> str:
                 "taken": applied.taken,
                 "layers": [layer.file for layer in applied.layers],
             }
+    if chain.marks:
+        plain["mark"] = [{"mark": mark, "layer": file} for mark, file in chain.marks]
     return tomli_w.dumps(plain)
 
 
@@ -74,7 +76,8 @@ def parse(text: str) -> Chain:
     snapshots = tuple(_parse_snapshot(each, known) for each in _get(found, "snapshot", list, []))
     size = _size(found)
     origin = _parse_origin(found["fork"], known) if "fork" in found else None
-    chain = Chain(_get(found, "sandbox", str), layers, size, snapshots, origin)
+    marks = tuple(map(_parse_mark, _get(found, "mark", list, [])))
+    chain = Chain(_get(found, "sandbox", str), layers, size, snapshots, origin, marks)
     frozen = [*(taken.layers for taken in snapshots), *(origin.held if origin else ())]
     for each in (layers, *frozen):
         _check_order(each)
@@ -133,6 +136,15 @@ def _parse_applied(found: object, known: Mapping[str, Layer]) -> Applied:
     if not isinstance(found, dict) or not is_layer_file(_get(found, "mark", str)):
         raise ValueError("applied: a table that names a layer is expected")
     return Applied(found["mark"], _get(found, "taken", str), _named(found, known))
+
+
+def _parse_mark(found: object) -> tuple[str, str]:
+    if not isinstance(found, dict):
+        raise ValueError("mark: a table is expected")
+    pair = _get(found, "mark", str), _get(found, "layer", str)
+    if not all(map(is_layer_file, pair)):
+        raise ValueError("mark: two names of layers are expected")
+    return pair
 
 
 def _named(found: Mapping[str, Any], known: Mapping[str, Layer]) -> tuple[Layer, ...]:

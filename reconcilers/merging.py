@@ -90,8 +90,8 @@ async def _into_one(
 
 def _up_to(found: Chain, last: Layer) -> tuple[Layer, ...]:
     """The layers from the lowest to `last`, as whatever names it has them."""
-    begun = found.origin.layers if found.origin is not None else ()
-    for view in (found.layers, begun, *(each.layers for each in found.snapshots)):
+    begun = found.origin.held if found.origin is not None else ()
+    for view in (found.layers, *begun, *(each.layers for each in found.snapshots)):
         if last in view:
             return view[: view.index(last) + 1]
     raise HostError(f"nothing of {found.sandbox} names {last.file}")

@@ -94,10 +94,11 @@ async def merge(
             if found.total and not theirs:
                 return Outcome(found)
             if not found.taken:  # it has all of it
-                mark = new.layers[-2].file  # the last that anybody has written
-                await to_its_end(lambda: rebase(forks, old, mark, moment))
+                has = chain.marked(old, top, new.layers[-2].file)  # the last that was written
+                await to_its_end(lambda: _commit(folder, old, has, forks, top))
                 return Outcome(found)
-            await to_its_end(lambda: _commit(folder, old, new, forks))
+            await asyncio.to_thread(layers.sync, folder / top)
+            await to_its_end(lambda: _commit(folder, old, new, forks, top))
             return Outcome(found, label)
         finally:
             await to_its_end(lambda: layers.tidy(folder))
@@ -109,10 +110,9 @@ async def _told(host: Host, box: Boxfile, job: Job) -> Merged:
     return found
 
 
-def _commit(folder: Path, old: Chain, new: Chain, fork: Path) -> None:
-    layers.sync(folder / new.top.file)
+def _commit(folder: Path, old: Chain, new: Chain, fork: Path, mark: str) -> None:
     # First: what the fork is compared with is decided by what the parent is, so by one rename.
-    rebase(fork, old, new.top.file, snapshots.now())
+    rebase(fork, old, mark, snapshots.now())
     layers.change(folder, old, new)
 
 
@@ -130,7 +130,7 @@ async def to_its_end(act: Callable[[], T]) -> T:
 
 def rebase(folder: Path, parent: Chain, mark: str, moment: Moment) -> None:
     """Compare the fork in `folder` with what it holds now, as long as its parent, whose disk still
-    is `parent`, has the layer `mark`. Where the fork's disk has as many layers as it may have, it
+    is `parent`, lies on `mark`. Where the fork's disk has as many layers as it may have, it
     stays as it is. Raises HostError, OSError.
     """
     old = snapshots.read(folder)

@@ -33,8 +33,9 @@ def oak(tmp_path: Path) -> Path:
 
 def rebase(fork: Path) -> None:
     """As if it were applied."""
-    parent = snapshots.read(fork.with_name("oak"))
-    forks.rebase(fork, parent, parent.top.file, NOW)
+    parent = fork.with_name("oak")
+    old, mark = snapshots.read(parent), layers.new_file("qcow2")
+    forks._commit(parent, old, chain.marked(old, mark, old.top.file), fork, mark)
 
 
 def beginning(fork: Path) -> tuple[chain.Layer, ...]:
@@ -116,7 +117,7 @@ def test_an_apply_that_is_killed_is_done_in_both_or_in_neither(tmp_path: Path) -
         new = chain.applied(old, "before", NOW.taken, top, killing.SIZE_MIB, empty=False)
 
         def act(folder: Path = parent, was: Chain = old, to: Chain = new) -> None:
-            forks._commit(folder, was, to, folder.with_name("try"))
+            forks._commit(folder, was, to, folder.with_name("try"), to.top.file)
 
         if number == 0:
             took = killing.duration(act)

@@ -254,9 +254,17 @@ def test_a_fork_that_was_applied_is_compared_with_what_it_has_now() -> None:
     back = chain.restored(parent, "before", f"{5:016x}.qcow2", 64)
     assert found.origin.now(back) == fork.origin
     # Applied again, the beginning is what counted then.
-    unwritten = chain.rebased(found, parent, BASE, "again", "", 64)
+    more = f"{6:016x}.qcow2"
+    unwritten = chain.rebased(found, parent, more, "again", "", 64)
     assert unwritten.layers == found.layers and unwritten.origin is not None
     assert unwritten.origin.layers == fork.layers
-    assert unwritten.origin.now(parent) == Origin("oak", "again", fork.layers)
+    assert unwritten.origin.now(parent) == Origin("oak", "later", fork.layers)
+    having = chain.marked(parent, more, parent.top.file)
+    assert unwritten.origin.now(having) == Origin("oak", "again", fork.layers)
+    assert chaintext.parse(chaintext.render(having)) == having
+    assert chaintext.parse(chaintext.render(unwritten)) == unwritten
+    for number in range(chain.MARKS_MAX * 2):
+        having = chain.marked(having, f"{number:016x}.raw", BASE)
+    assert len(having.marks) == chain.MARKS_MAX
     with pytest.raises(ValueError, match="no fork"):
         chain.rebased(NEW, NEW, BASE, TAKEN, "", 64)

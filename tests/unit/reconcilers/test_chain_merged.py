@@ -17,8 +17,8 @@ Content = dict[str, frozenset[str]]
 
 
 def views(found: Chain) -> list[tuple[Layer, ...]]:
-    begun = found.origin.layers if found.origin is not None else ()
-    return [found.layers, begun, *(each.layers for each in found.snapshots)]
+    begun = found.origin.held if found.origin is not None else ()
+    return [found.layers, *begun, *(each.layers for each in found.snapshots)]
 
 
 def seen(found: Chain, content: Content) -> list[list[str]]:
@@ -39,6 +39,8 @@ def test_merging_changes_nothing_that_anybody_sees(
     order = {file: number for number, file in enumerate(dict.fromkeys(_in_order(found)))}
     content = {file: frozenset({f"{number:04}"}) for file, number in order.items()}
     before = seen(found, content)
+    marks = [mark for mark, _ in found.marks]
+    lies = [found.lies_on(mark) for mark in marks]
     for _ in range(100):
         run = chain.mergeable(found)
         if not run:
@@ -51,6 +53,7 @@ def test_merging_changes_nothing_that_anybody_sees(
         assert (found.top, found.size_mib) == (top, size)
         assert not {layer.file for layer in run[1:]} & found.files
         assert seen(found, content) == before
+        assert [found.lies_on(mark) for mark in marks] == lies
     assert not chain.mergeable(found)
     # each frozen layer that is left is the end of something, or where two ways part
     above: dict[str, set[str]] = {}
