@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +10,10 @@ from specs import boxfile
 from specs.blueprint import Blueprint, Encoding, User, WrittenFile
 from specs.packages import check_package
 from specs.recipe import steps
+from tests.pages import DOCS, boxfile_in
 from tests.unit.specs.helpers import accepted
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "recipe.md").read_text()
+PAGE = (DOCS / "recipe.md").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_example_is_accepted_and_has_the_steps_that_the_page_tells_of() -> None:
-    example = "\n".join(line[4:] for line in PAGE.splitlines() if line.startswith("    "))
-    found = steps(accepted(example))
+    found = steps(accepted(boxfile_in("recipe.md", "tool")))
     assert [step.kind for step in found] == ["packages", "blueprint", "run", "run", "run"]
     assert found[2].argv[:-1] == ("/bin/sh", "-e", "-c")
 
