@@ -7,12 +7,15 @@ that is the business of whoever asked, and of the machine that gets it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agent.merged import NOTHING, Merged
 from controller.diskuse import DiskUse
 from controller.entry import Entry
 from controller.inventory import Inventory
+from controller.merging import Merging
 from reconcilers import snapshots
 from reconcilers.guestfiles import forks, transfers
 from reconcilers.host import Host
@@ -35,7 +38,8 @@ class Outcome:
 class Forks:
     """Forks of one home."""
 
-    def __init__(self, host: Host, inventory: Inventory, use: DiskUse) -> None:
+    def __init__(self, host: Host, inventory: Inventory, use: DiskUse, merging: Merging) -> None:
+        self._merging = merging
         self._host = host
         self._inventory = inventory
         self._use = use
@@ -46,7 +50,7 @@ class Forks:
         Raises what `DiskUse.held` and `forks.compare` raise, UsageError for no such transfer.
         """
         with transfers.existing(self._host.layout.transfers, transfer) as archive:
-            async with self._use.held(name) as entry:
+            async with self._use.held(name) as entry, self._failing():
                 of = await self._parent_of(name)
                 count = await forks.compare(self._host, _spec(entry), archive, with_data=False)
         return Outcome(of, "told" if count else "nothing")
@@ -59,7 +63,9 @@ class Forks:
             async with self._use.held(name) as entry:
                 of = await self._parent_of(name)
                 try:
-                    async with self._use.held(of) as parent:
+                    async with self._use.held(of) as parent, self._failing():
+                        if not dry_run:
+                            await self._make_room(entry, parent)
                         fork = _spec(entry)
                         outcome = await self._apply(fork, parent, archive, theirs, dry_run)
                 except NoSandbox as error:
@@ -88,6 +94,26 @@ class Forks:
         told = f"the changes of {fork.name}; what was there is the snapshot {applied.kept}"
         self._inventory.event(parent, "applied", told)
         return Outcome(of, "applied", merged, applied.kept)
+
+    async def _make_room(self, *entries: Entry) -> None:
+        """Each gets a layer more."""
+        for entry in entries:
+            folder = self._host.layout.disks(entry.record.name)
+            if await asyncio.to_thread(snapshots.is_full, folder):
+                await self._merging.less(entry)
+
+    @asynccontextmanager
+    async def _failing(self) -> AsyncIterator[None]:
+        """A host that lacks room, say, is no fault of ours."""
+        try:
+            yield
+        except OSError as error:
+            place = self._host.layout.all_disks
+            raise HostError(
+                f"nothing was done: {error.strerror or error}",
+                where=str(error.filename or place),
+                fix=f"df -h {place} {self._host.layout.transfers}",
+            ) from error
 
     async def _parent_of(self, name: str) -> str:
         folder = self._host.layout.disks(name)

@@ -80,13 +80,14 @@ class Operations:
         use: DiskUse,
     ) -> None:
         self.images = ImageVerbs(host, inventory, wake)
+        merging = Merging(host, inventory)
         self.disks = DiskVerbs(
             host.layout,
             inventory,
             use,
             Transfers(host, inventory, use),
-            Forks(host, inventory, use),
-            Merging(host, inventory),
+            Forks(host, inventory, use, merging),
+            merging,
         )
         self.runs = Runs(inventory, use, wake)
         self._host = host

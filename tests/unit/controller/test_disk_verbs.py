@@ -51,7 +51,8 @@ class Made:
         self.host = host
         use = self.use = DiskUse(host, self.inventory, self.queue.alone, self.woken.append)
         transfers = Transfers(host, self.inventory, use)
-        forks, merging = Forks(host, self.inventory, use), Merging(host, self.inventory)
+        merging = Merging(host, self.inventory)
+        forks = Forks(host, self.inventory, use, merging)
         self.verbs = DiskVerbs(layout, self.inventory, use, transfers, forks, merging)
         spec = Boxfile(name="web", state=State.stopped, data=Data(size_mib=16))
         record = Record(name="web", spec=spec, spec_digest=spec.digest(), has_disk=True)
