@@ -13,7 +13,7 @@ import pytest
 
 from reconcilers.confinement.identity import IdentityRegistry
 from tests import hostile
-from tests.vm.harness import TINY, Home, until
+from tests.vm.harness import BOX, ROOT, TINY, Home, until
 from tests.vm.people import person, persons_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(400)]
@@ -215,3 +215,17 @@ def test_a_host_whose_disk_is_full_loses_nothing(small_home: Home) -> None:
     assert os.listdir(folder / "out") == ["file"]
     assert (folder / "out/file").read_bytes() == (folder / "first/file").read_bytes()
     is_clean(home)
+
+
+def test_a_home_that_is_closed_in_the_middle_leaves_no_machine(home: Home) -> None:
+    """As an interrupted test does: the helper machine is of another instance than the sandboxes."""
+    home.put("oak", STOPPED)
+    until(lambda: home.condition("oak", "Ready")[1] == "Stopped", 60, "known")
+    (home.path.parent / "own").mkdir()
+    argv = [*BOX, "data", "import", "oak", str(home.path.parent / "own")]
+    with subprocess.Popen(argv, env=home.env, cwd=ROOT, stderr=subprocess.DEVNULL) as asking:
+        until(home.helper_vmms, 60, "a helper machine runs")
+        home.close()
+        asking.wait(60)
+    assert not home.helper_vmms() and not claims_of_helpers(home)
+    assert not [group for instance in home.helpers for group in home.cgroups_of(instance)]
