@@ -36,3 +36,13 @@ def test_dev_knows_every_command_that_the_readme_names() -> None:
     known = set(re.findall(r"^    (\w[\w-]*)(?: \||\))", text_of(ROOT / "dev"), re.MULTILINE))
     assert {"demo", "test"} <= named
     assert named - known == set()
+
+
+def test_the_table_of_hostile_trees_names_tests_that_exist() -> None:
+    text = text_of(ROOT / "docs" / "testing.md")
+    section = text.partition("## Hostile trees and archives\n")[2].partition("\n## ")[0]
+    words = set(re.findall(r"`([a-z0-9]+(?:_[a-z0-9]*)+)`", section))
+    assert len(words) > 20
+    tests = [p for p in project_files() if p.name.startswith("test_") and p.suffix == ".py"]
+    known = [n for p in tests for n in re.findall(r"^def (test_\w+)", text_of(p), re.MULTILINE)]
+    assert [word for word in sorted(words) if not any(word in name for name in known)] == []

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from reconcilers import disk as disks
-from reconcilers.chain import Chain, Layer
+from reconcilers import snapshots
+from reconcilers.chain import LAYERS_MAX, Chain, Layer
 from tests.vm import blocks
 from tests.vm.harness import BOX, PATIENCE, ROOT, TINY, Home, until
 from tests.vm.people import person, persons_home
@@ -147,9 +148,22 @@ def test_killed_at_any_moment_everybody_sees_what_was_there(home: Home) -> None:
     check(folder, chain_of(home), one=ONE, two=TWO, three=THREE, now=NOW)
 
 
-def test_a_layer_that_a_fork_has_too_stays_as_it_is(home: Home) -> None:
-    from reconcilers import snapshots
+def test_a_chain_that_is_full_makes_room_by_itself(home: Home) -> None:
+    folder = filled(home, 0)
+    while len(chain_of(home).layers) < LAYERS_MAX:
+        with open(folder / chain_of(home).top.file, "ab") as top:
+            top.write(bytes(1 << 16))  # no cluster, which is as much as nothing
+        label = snapshots.take(folder, "", snapshots.now())
+        snapshots.forget(folder, label)
+    home.box("snapshot", "oak", "last")
+    found = chain_of(home)
+    assert [each.label for each in found.snapshots] == ["one", "two", "three", "last"]
+    assert len(found.layers) == 5
+    check(folder, found, one=ONE, two=TWO, three=THREE, last=NOW, now=NOW)
+    is_clean(home)
 
+
+def test_a_layer_that_a_fork_has_too_stays_as_it_is(home: Home) -> None:
     folder = filled(home, 0)
     fork = folder.with_name("elm")
     snapshots.fork(folder, fork, SIZE_MIB, snapshots.now())

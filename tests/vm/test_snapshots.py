@@ -282,6 +282,7 @@ def _kinds(home: Home) -> set[str]:
 
 
 def test_a_full_disk_leaves_no_partial_snapshot(small_home: Home) -> None:
+    """Case L5 (disk)."""
     home = small_home
     with_disk_alone(home)
     home.box("snapshot", "oak", "first")
