@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ async def _into_one(
         made=size,
     )
     into = view.index(run[0])
-    await asyncio.to_thread(layers.set_mode, folder / run[0].file, layers.TOP_MODE)
+    await _undisturbed(lambda: layers.set_mode(folder / run[0].file, layers.TOP_MODE))
     try:
         async with helper.alone(host, box) as (ours, names):
             start = await helper.prepared(ours, names, box, disk, most_bytes(size))
@@ -81,11 +82,23 @@ async def _into_one(
             finally:
                 os.close(errors)
                 await asyncio.shield(microvm.kill(record.pid, record.start_time))
-        await asyncio.to_thread(layers.sync, folder / run[0].file)
+        await _undisturbed(lambda: layers.sync(folder / run[0].file))
     except BaseException:
-        await asyncio.to_thread(layers.tidy, folder)
+        await _undisturbed(lambda: layers.tidy(folder))
         raise
-    await asyncio.to_thread(layers.change, folder, found, chain.merged(found, run))
+    await _undisturbed(lambda: layers.change(folder, found, chain.merged(found, run)))
+
+
+async def _undisturbed(act: Callable[[], None]) -> None:
+    """Do it in a thread; one whose caller is cancelled is waited for, since the disk is let go
+    then.
+    """
+    acting = asyncio.ensure_future(asyncio.to_thread(act))
+    try:
+        await asyncio.shield(acting)
+    except asyncio.CancelledError:
+        await asyncio.wait({acting})
+        raise
 
 
 def _up_to(found: Chain, last: Layer) -> tuple[Layer, ...]:
