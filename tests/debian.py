@@ -24,7 +24,8 @@ from tests.vm.harness import until
 
 CACHE = Path("/var/cache/box/test-images")
 SUITE = "bookworm"
-PACKAGES = ("python3", "hello")
+# The first two are what builds install; with the others they are a layer of the examples' image.
+PACKAGES = ("python3", "hello", "nodejs", "git", "curl", "ca-certificates")
 ADDRESS, PORT = "198.51.100.10", 8080  # documentation's (RFC 5737), as in tests/vm/netlab.py
 
 _DOWNLOAD = f"""

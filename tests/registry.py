@@ -15,9 +15,8 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,8 @@ class Layout:
 class Registry:
     """A running registry. `home` is that of a user who may use it, `stranger`'s may not."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, enter: Sequence[str] = ()) -> None:
+        self._enter = enter
         self.host = f"127.0.0.1:{port}"
         self.home = self._user(folder / "user", auth=True)
         self.stranger = self._user(folder / "stranger", auth=False)
@@ -109,6 +109,8 @@ class Registry:
         (containers / "registries.conf").write_text(
             f'[[registry]]\nlocation = "{self.host}"\ninsecure = true\n'
             '[[registry]]\nprefix = "registry.invalid"\nlocation = "127.0.0.1:1"\n'
+            # What an example names is looked for here, under the very same name.
+            f'[[registry]]\nprefix = "docker.io"\nlocation = "{self.host}"\ninsecure = true\n'
         )
         if auth:
             secret = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -122,7 +124,16 @@ class Registry:
         full = f"{self.host}/{name}"
         source = f"oci:{self.layout.folder}:{tag}"
         subprocess.run(
-            ["skopeo", "copy", "-q", "--preserve-digests", *options, source, f"docker://{full}"],
+            [
+                *self._enter,
+                "skopeo",
+                "copy",
+                "-q",
+                "--preserve-digests",
+                *options,
+                source,
+                f"docker://{full}",
+            ],
             env={"PATH": os.environ["PATH"], "HOME": str(self.home)},
             check=True,
             timeout=120,
@@ -131,8 +142,11 @@ class Registry:
 
 
 @contextlib.contextmanager
-def registry(folder: Path) -> Iterator[Registry]:
-    """A registry with its data in `folder`, ended afterwards."""
+def registry(folder: Path, enter: Sequence[str] = ()) -> Iterator[Registry]:
+    """A registry with its data in `folder`, ended afterwards.
+
+    `enter` begins the command lines of what listens and what pushes: a network namespace's.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -147,24 +161,31 @@ def registry(folder: Path) -> Iterator[Registry]:
     (folder / "config.yml").write_text(json.dumps(settings))  # JSON is YAML
     with open(folder / "registry.log", "wb") as log:
         server = subprocess.Popen(
-            ["docker-registry", "serve", str(folder / "config.yml")], stdout=log, stderr=log
+            [*enter, "docker-registry", "serve", str(folder / "config.yml")], stdout=log, stderr=log
         )
     try:
-        _wait(port, server, folder / "registry.log")
-        yield Registry(folder, port)
+        _wait([*enter, *_ask(port)], server, folder / "registry.log")
+        yield Registry(folder, port, enter)
     finally:
         server.kill()
         server.wait()
 
 
-def _wait(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+def _ask(port: int) -> list[str]:
+    """A command that succeeds once the registry asks for a password."""
+    code = (
+        "import http.client, sys\n"
+        f"asked = http.client.HTTPConnection('127.0.0.1', {port}, timeout=5)\n"
+        "asked.request('GET', '/v2/')\n"
+        "sys.exit(asked.getresponse().status != 401)\n"
+    )
+    return [sys.executable, "-I", "-S", "-c", code]
+
+
+def _wait(ask: Sequence[str], server: subprocess.Popen[bytes], log: Path) -> None:
     limit = time.monotonic() + 60
     while time.monotonic() < limit and server.poll() is None:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=5).close()
-        except urllib.error.HTTPError as error:
-            assert error.code == 401, error
+        if subprocess.run(ask, stderr=subprocess.DEVNULL, timeout=30).returncode == 0:
             return
-        except OSError:
-            time.sleep(0.05)
+        time.sleep(0.05)
     raise AssertionError(f"the registry does not answer: {log.read_text()}")

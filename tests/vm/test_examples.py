@@ -1,12 +1,8 @@
-"""Each Boxfile that people are invited to copy does what its comments say.
-
-It is begun with `box new --from`, as a person would, and applied without another word.
-"""
+"""Each example that needs no network does what its comments say."""
 
 from __future__ import annotations
 
 import io
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -14,40 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.cases import CaseHome, case_home
-from tests.vm.harness import BOX, until
+from tests.vm.cases import case_home
+from tests.vm.newcomer import Newcomer
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300)]
-
-
-class Newcomer:
-    """Somebody in a folder of their own, with box."""
-
-    def __init__(self, folder: Path, home: CaseHome) -> None:
-        self.folder = folder
-        self.home = home
-
-    def begin(self, example: str, name: str) -> None:
-        """The two lines that `box new` itself suggests."""
-        for line in (
-            ("new", name, "--from", example),
-            ("apply", "-f", f"{name}.box.yaml", "--wait", "--timeout", "120"),
-        ):
-            done = subprocess.run(
-                [*BOX, *line], env=self.home.env, cwd=self.folder, capture_output=True, timeout=200
-            )
-            assert done.returncode == 0, f"{line}: {done.stderr!r}\n{self.home.log()}"
-
-    def says(self, name: str, *command: str) -> str:
-        return self.home.run(name, *command).stdout.decode()
-
-    def shell(self, name: str, line: str) -> str:
-        return self.says(name, "sh", "-c", line)
-
-    def end(self, name: str) -> None:
-        """Its VM makes room for the next one; what is erased after a minute is not waited for."""
-        self.home.box("delete", name)
-        until(lambda: not self.home.vmms(name), 60, f"the VM of {name} ended; {self.home.log()}")
 
 
 def at_home_in(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from reconcilers.layout import Layout
 from specs.parse import parse_boxfile
 from tests.unit.cli.support import box, text
 
-NAMES = ["hello", "mounts-ro", "offline", "tiny-busybox"]
+NAMES = ["ai-agent", "hello", "mounts-ro", "node-dev", "offline", "python-dev", "tiny-busybox"]
 
 
 def test_new_writes_a_valid_boxfile_once(layout: Layout, tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_an_example_is_given_the_new_name_where_it_says_one(
 @pytest.mark.parametrize(
     ("wanted", "meant"),
     [
-        ("nothing", "one of: hello, mounts-ro"),
-        ("tiny", "did you mean tiny-busybox?"),
+        ("nothing", "one of: ai-agent, hello"),
+        ("python", "did you mean python-dev?"),
         ("Ofline", "did you mean offline?"),
         ("../../etc/passwd", "one of: "),
     ],

@@ -1,0 +1,143 @@
+"""Each example that starts from a public registry's image does what its comments say.
+
+The registry is one of the test, reached under docker.io's own name, and what it serves holds
+Debian's python3, nodejs, git and curl in two layers. The network is a lab without an uplink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.debian import debian
+from tests.debianlayers import BUNDLE, layers
+from tests.registry import needs_registry, registry
+from tests.vm.harness import until
+from tests.vm.netlab import PUBLIC4, NetHome, net_home
+from tests.vm.newcomer import Newcomer
+
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300), needs_registry]
+
+SERVED = ("library/python:3.13-slim", "library/python:3.13", "library/node:22-slim")
+SAID = ("PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8")
+PROXY, PORT, NAME = "203.0.113.7", 3128, "code.example"
+
+
+@pytest.fixture(scope="module")
+def newcomer() -> Iterator[Newcomer]:
+    with contextlib.ExitStack() as stack:
+        tmp = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="boxtest-")))
+        tmp.chmod(0o755)
+        home = stack.enter_context(net_home())
+        served = stack.enter_context(registry(tmp, home.lab.enter(home.lab.host)))
+        served.layout.image("tools", *layers(debian()), Env=list(SAID))
+        for name in SERVED:
+            served.push("tools", name)
+        home.stop()
+        home.env["HOME"] = str(served.home)
+        home.start()
+        yield Newcomer(tmp, home)
+
+
+def another_machine(newcomer: Newcomer, name: str) -> None:
+    """All that is not in /data is gone afterwards."""
+    before = newcomer.home.pid(name)
+    newcomer.home.box("exec", name, "--", "sync")
+    subprocess.run(["kill", "-9", str(before)], check=True)
+    until(lambda: newcomer.home.vmms(name) not in ([], [before]), 60, "there is another VM")
+    newcomer.home.ready(name)
+
+
+def test_python_dev(newcomer: Newcomer) -> None:
+    newcomer.begin("python-dev", "py")
+    said = (
+        "import os, site, sys; print(sys.version_info[0], site.getuserbase(), os.environ['LANG'])"
+    )
+    assert newcomer.says("py", "python3", "-c", said) == "3 /data/python C.UTF-8\n"
+    script = b"import os\nprint(os.path.expanduser('~'), os.uname().release)\n"
+    ran = newcomer.home.box("exec", "py", "-i", "--", "python3", "-", data=script).stdout.split()
+    assert ran[0] == b"/data" and ran[1].endswith(b"cloud-amd64")
+    # What pip would do; its own work is not that of box.
+    place = newcomer.says("py", "python3", "-c", "import site; print(site.getusersitepackages())")
+    newcomer.shell("py", f"mkdir -p {place.strip()} && echo word = 1234 >{place.strip()}/mine.py")
+    newcomer.shell("py", "mkdir -p ~/python/bin && cp /bin/true ~/python/bin/mytool")
+    another_machine(newcomer, "py")
+    assert newcomer.shell("py", "mytool && python3 -c 'import mine; print(mine.word)'") == "1234\n"
+    newcomer.end("py")
+
+
+def test_node_dev(newcomer: Newcomer) -> None:
+    newcomer.begin("node-dev", "web")
+    newcomer.shell("web", "mkdir -p /data/npm/lib/node_modules/mine /data/npm/bin")
+    newcomer.shell("web", "echo 'exports.word = 1234' >$NODE_PATH/mine/index.js")
+    shown = newcomer.says(
+        "web", "node", "-p", "[process.version, require('mine').word, os.homedir()].join(' ')"
+    ).split()
+    assert shown[0].startswith("v") and shown[1:] == ["1234", "/data"]
+    newcomer.end("web")
+
+
+@pytest.fixture
+def proxy(newcomer: Newcomer) -> Iterator[Path]:
+    """The proxy that ai-agent names, and behind it a repository; its log."""
+    home, folder = newcomer.home, newcomer.folder / "proxy"
+    assert isinstance(home, NetHome)
+    lab = home.lab
+    web = folder / "web"
+    web.mkdir(parents=True)
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={NAME}"]
+    made += ["-addext", f"subjectAltName=DNS:{NAME}", "-keyout", "key", "-out", "crt"]
+    work = ["git", "-C", "work", "-c", "user.name=t", "-c", "user.email=t@t.invalid"]
+    for command in (
+        made,
+        ["git", "init", "-q", "work"],
+        [*work, "commit", "-q", "--allow-empty", "-m", "first"],
+        ["git", "clone", "-q", "--bare", "work", "web/project.git"],
+        ["git", "-C", "web/project.git", "update-server-info"],  # for a plain web server
+    ):
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
+    lab.run(lab.world, "ip", "addr", "add", f"{PROXY}/24", "dev", "up1")
+    program = [sys.executable, str(Path(__file__).with_name("connect_proxy.py"))]
+    files = [str(folder / each) for each in ("crt", "key", "web")]
+    log = folder / "log"
+    with open(log, "wb") as out:
+        running = subprocess.Popen(
+            [*lab.enter(lab.world), *program, PROXY, str(PORT), NAME, *files], stdout=out
+        )
+    try:
+        until(lambda: log.read_text(), 20, "the proxy listens")
+        yield folder
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_ai_agent(newcomer: Newcomer, proxy: Path) -> None:
+    newcomer.begin("ai-agent", "agent")
+    home, certificate = newcomer.home, (proxy / "crt").read_bytes()
+    # What it needs to work, in a root that it cannot write:
+    home.box("exec", "agent", "-i", "--", "sh", "-c", "cat >~/ca.crt", data=certificate)
+    trusted = ("exec", "agent", "-e", "GIT_SSL_CAINFO=/data/ca.crt", "-w", "/data", "--")
+    home.box(*trusted, "git", "clone", "-q", f"https://{NAME}/project.git")
+    home.box(*trusted, "curl", "-sSf", "--cacert", "ca.crt", f"https://{NAME}/project.git/HEAD")
+    commit = "cd ~/project && echo x >new && git add new && git commit -qm second"
+    said = newcomer.shell("agent", f"{commit} && git log --format=%an")
+    assert said.splitlines() == ["agent", "t"]
+    newcomer.says("agent", "git", "config", "--global", "core.editor", "true")
+    newcomer.says("agent", "python3", "-c", "import tempfile; tempfile.TemporaryFile()")
+    assert int(newcomer.shell("agent", f"grep -c BEGIN /{BUNDLE}")) > 100
+    # And what it may not:
+    assert "Read-only" in newcomer.refused("agent", "touch", "/usr/bin/git")
+    assert "403" in newcomer.refused("agent", "curl", "-sS", "https://other.example/")
+    past = ("curl", "-sS", "-m", "2", "--noproxy", "*")
+    for address in (f"http://{PUBLIC4}/", f"http://{PROXY}:443/"):
+        assert "timed out" in newcomer.refused("agent", *past, address)
+    asked = (proxy / "log").read_text().splitlines()[1:]
+    assert set(asked) == {f"tunnel {NAME}:443", "refused other.example:443"}
+    newcomer.end("agent")
