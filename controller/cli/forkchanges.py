@@ -24,7 +24,7 @@ from specs.pathtext import path_field, path_of
 PATH_SHOWN = 4096  # characters
 SORTED_MAX = 32 << 20  # bytes of paths; more are shown in the order in which they come
 ROWS_MAX = 1000  # of --stat
-LETTERS = {"A": "added", "M": "modified", "D": "deleted", "T": "of another type"}
+LETTERS = {"A": "added", "M": "modified", "D": "deleted", "T": "retyped"}
 
 
 def diff(layout: Layout, name: str, chosen: Namespace) -> int:

@@ -91,7 +91,7 @@ async def test_json_has_every_byte(layout: Layout, disks: HostDisks) -> None:
     assert named["was"] == {"change": "T", "path": "was", "mode": "0000", "type": "symlink",
                             "what": ["type"]}  # fmt: skip
     assert [each["path"] for each in found["left_out"]] == ["d/null", "d/odd"]
-    assert found["counts"] == {"added": 1, "modified": 2, "deleted": 2, "of another type": 1}
+    assert found["counts"] == {"added": 1, "modified": 2, "deleted": 2, "retyped": 1}
     only = json.loads((await fork(layout, "diff", "down", "--stat", "-o", "json")).stdout)
     assert only["counts"] == found["counts"] and "changes" not in only
     disks.archive = written()
