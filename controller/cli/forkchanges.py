@@ -23,7 +23,7 @@ from specs.pathtext import path_field, path_of
 
 PATH_SHOWN = 4096  # characters
 SORTED_MAX = 32 << 20  # bytes of paths; more are shown in the order in which they come
-ROWS_MAX = 1000  # of --stat
+ROWS_MAX = 1000  # of --stat, and of what is left out
 LETTERS = {"A": "added", "M": "modified", "D": "deleted", "T": "retyped"}
 
 
@@ -43,13 +43,13 @@ def apply(layout: Layout, name: str, chosen: Namespace) -> int:
     asked = {"action": "apply", "theirs": chosen.theirs, "dry_run": chosen.dry_run}
     with transfers.new(layout.transfers) as (transfer, archive):
         answer = _ask(layout, name, {**asked, "transfer": transfer})
-        left_out = list(_left_out(archive)) if answer["result"] != "nothing" else []
+        left_out, count = _some_left_out(archive) if answer["result"] != "nothing" else ([], 0)
     refused = answer["result"] == "conflicts"
     if chosen.form == "json":
-        output.print_data({**answer, "left_out": left_out}, "json")
+        told = {**answer, "left_out": left_out, "left_out_count": count}
+        output.print_data(told, "json")
         return int(refused)
-    for each in left_out[:ROWS_MAX]:
-        output.note(f"{shown(path_of(each), PATH_SHOWN)}: {each['why']}")
+    _tell_left_out(left_out, count)
     for each in answer["conflicts"]:
         print(_conflict(each, name, answer["of"]))
     unlisted = int(answer["conflict_count"]) - len(answer["conflicts"])
@@ -98,11 +98,7 @@ def _print_lines(archive: int) -> None:
         told = f"  ({_what(each)})" if _what(each) else ""
         slash = "/" if each.kind == "directory" and each.path != b"." else ""
         print(f"{each.letter}  {shown(each.path, PATH_SHOWN)}{slash}{told}")
-    for number, other in enumerate(_left_out(archive)):
-        if number == ROWS_MAX:
-            output.note("and more that was left out; -o json lists all of it")
-            break
-        output.note(f"{shown(path_of(other), PATH_SHOWN)}: {other['why']}")
+    _tell_left_out(*_some_left_out(archive))
     if empty:
         output.note("no changes")
 
@@ -173,6 +169,25 @@ def _ordered(archive: int) -> Iterator[Entry]:
     held.sort(key=lambda each: each.path.split(b"/"))
     yield from held
     yield from entries
+
+
+def _some_left_out(archive: int) -> tuple[list[dict[str, str]], int]:
+    """The first that were left out, and how many there are."""
+    found: list[dict[str, str]] = []
+    count = size = 0
+    for each in _left_out(archive):
+        count += 1
+        size += sum(map(len, each.values()))
+        if count <= ROWS_MAX and size <= SORTED_MAX:
+            found.append(each)
+    return found, count
+
+
+def _tell_left_out(found: list[dict[str, str]], count: int) -> None:
+    for each in found:
+        output.note(f"{shown(path_of(each), PATH_SHOWN)}: {each['why']}")
+    if count > len(found):
+        output.note(f"and {count - len(found)} more that were left out")
 
 
 def _left_out(archive: int) -> Iterator[dict[str, str]]:

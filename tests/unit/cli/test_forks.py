@@ -145,6 +145,17 @@ def test_a_listing_that_is_none_is_refused(tmp_path: Path) -> None:
                 assert b"\0" not in each.path and b".." not in each.path.split(b"/")
 
 
+def test_what_is_left_out_is_counted_beyond_what_is_held(tmp_path: Path) -> None:
+    path, deep = tmp_path / "archive", 4000
+    names = [Record(Kind.PASS, b"d" * 255)] * deep
+    notes = [Record(Kind.NOTE, b"%d" % number, number=1) for number in range(60)]
+    path.write_bytes(written(*names, *notes, *[Record(Kind.LEAVE)] * deep))
+    descriptor = os.open(path, os.O_RDONLY)
+    found, count = forkchanges._some_left_out(descriptor)
+    os.close(descriptor)
+    assert count == 60 and len(found) == forkchanges.SORTED_MAX // (deep * 256 + 20)
+
+
 def test_more_than_is_held_is_shown_in_the_order_in_which_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
