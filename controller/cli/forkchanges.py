@@ -116,6 +116,8 @@ def _print_stat(archive: int) -> None:
     total: Counter[str] = Counter()
     for each in _ordered(archive):
         first, slash, _ = shown(each.path, PATH_SHOWN).partition("/")
+        if each.kind == "directory" and each.path != b".":
+            slash = "/"
         row = first + slash if len(counts) < ROWS_MAX else "(others)"
         counts.setdefault(row, Counter())[each.letter] += 1
         total[each.letter] += 1

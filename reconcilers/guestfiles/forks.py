@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.merged import Merged
+from agent.process import GuestError
 from reconcilers import chain, layers, snapshots
 from reconcilers.chain import LAYERS_MAX, Chain, Origin
 from reconcilers.facts import Disk
@@ -105,7 +106,13 @@ async def merge(
 
 
 async def _told(host: Host, box: Boxfile, job: Job) -> Merged:
-    found = await helper.run(host, box, job)
+    try:
+        found = await helper.run(host, box, job)
+    except GuestError as error:
+        raise GuestError(
+            f"{error.message}; {box.name} is as it was",
+            fix="for want of room: a larger data.size_mib, or less in its /data",
+        ) from error
     assert isinstance(found, Merged)
     return found
 

@@ -77,7 +77,7 @@ async def test_changes_are_shown_safely(layout: Layout, disks: HostDisks) -> Non
     ]
     stat = (await fork(layout, "diff", "down", "--stat")).stdout.decode().splitlines()
     assert [line.split() for line in stat[1:]] == [
-        [".", "0", "1", "0", "0"], ["b", "0", "0", "1", "0"], ["d/", "1", "1", "0", "0"],
+        [".", "0", "1", "0", "0"], ["b/", "0", "0", "1", "0"], ["d/", "1", "1", "0", "0"],
         ["was", "0", "0", "0", "1"], ["was/", "0", "0", "1", "0"], ["all", "1", "2", "2", "1"],
     ]  # fmt: skip
 
