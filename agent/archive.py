@@ -140,8 +140,10 @@ def encode_attributes(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
     return body
 
 
-def attributes(body: bytes) -> list[tuple[bytes, bytes]]:
-    """What `encode_attributes` wrote. Raises ProtocolError."""
+def attributes(body: bytes, *, of_all: bool = False) -> list[tuple[bytes, bytes]]:
+    """What `encode_attributes` wrote; only those of users may be there unless they are `of_all`
+    kinds. Raises ProtocolError.
+    """
     found, at = [], 0
     while at < len(body):
         if len(body) - at < 4:
@@ -153,7 +155,8 @@ def attributes(body: bytes) -> list[tuple[bytes, bytes]]:
         at += value_size
         if at > len(body):
             raise ProtocolError("an extended attribute is cut short")
-        if not name.startswith(USER) or not len(USER) < len(name) <= NAME_MAX or b"\0" in name:
+        of_user = name.startswith(USER) and len(USER) < len(name)
+        if not (of_all or of_user) or not 1 <= len(name) <= NAME_MAX or b"\0" in name:
             raise ProtocolError("an extended attribute has a name that none may have")
         found.append((name, value))
     return found

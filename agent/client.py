@@ -171,6 +171,12 @@ class AgentClient:
         what, limit = "cannot apply the changes", merged.SIZE_MAX
         return merged.parse(await self._transfer(Kind.MERGE, what, seconds, body, limit))
 
+    async def export_root(self, seconds: float) -> None:
+        """End what runs, and write the whole root as an archive to the disk `transfer`. Raises as
+        `export_data`.
+        """
+        await self._transfer(Kind.EXPORT_ROOT, "cannot hand out the root", seconds)
+
     async def _transfer(
         self, kind: Kind, what: str, seconds: float, body: bytes = b"", limit: int = 64
     ) -> bytes:

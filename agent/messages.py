@@ -47,6 +47,7 @@ class Kind(IntEnum):
     IMPORT = 14
     CHANGES = 15
     MERGE = 16
+    EXPORT_ROOT = 17
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.prune import ERASE_DELAY_SECONDS
 from reconcilers.accel import Choice
+from reconcilers.builds import recipes
 from reconcilers.host import Host, features_of, launch_key
 from reconcilers.plan import Desired
 from specs.boxfile import Accel, Boxfile, OnDelete, Pull, State
@@ -52,7 +53,7 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         first = entry.refused_mounts[0]
         because = (f"mounts[{first.index}].host", first.host, first.why)
         return Desired(None, keep_identity=True, because=because)
-    digest = host.images.digest_for(box.base)
+    digest = recipes.digest_for(host.images, box)
     key = launch_key(box, entry.choice, digest) if digest else ""
     return Desired(
         box,
@@ -60,7 +61,13 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         look_up=box.pull is Pull.always and moves(box.base) and not entry.looked_up,
         suspended=entry.record.suspended,
         give_up_guest=entry.silent >= SILENT_LIMIT,
+        build_network=build_network(inventory),
     )
+
+
+def build_network(inventory: Inventory) -> bool:
+    """Not while policy.toml, which may forbid it, cannot be read."""
+    return isinstance(inventory.ceiling, Ceiling) and inventory.ceiling.build_network
 
 
 def as_started(entry: Entry, why: str) -> Desired | None:

@@ -11,13 +11,15 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from controller import mountrules
+from controller.desired import build_network
 from controller.entry import Entry
 from controller.inventory import Inventory
+from reconcilers.builds import engine, recipes
 from reconcilers.host import Host
-from reconcilers.images import building
 from reconcilers.images.progress import Progress, Seen
 from reconcilers.images.stored import Stored, stored
 from reconcilers.mounts import Rules
+from specs.boxfile import Boxfile
 from specs.errors import BoxError, NoSandbox, RefusedByPolicy
 from specs.text import visible
 
@@ -99,16 +101,18 @@ class ImageVerbs:
         spec = entry.record.spec
         assert spec is not None
         images, base = self._host.images, spec.base
-        before = await asyncio.to_thread(images.digest_for, base)
+        before = await asyncio.to_thread(recipes.digest_for, images, spec)
+        network = build_network(self._inventory)
 
         def rules() -> Rules:
             return mountrules.rules_for(self._host, self._inventory, name)
 
-        work = asyncio.ensure_future(building.build(images, base, rules, progress, again=pull))
+        building = engine.build(self._host, spec, rules, progress, network=network, again=pull)
+        work = asyncio.ensure_future(building)
         try:
             while not work.done():
                 await asyncio.wait({work}, timeout=CHANGE_SECONDS)
-                if not self._wanted(name, base):
+                if not self._wanted(name, spec):
                     return
             image = work.result()
         finally:
@@ -121,10 +125,10 @@ class ImageVerbs:
             self._inventory.event(entry, "pulled", f"{visible(base, 300)} is another image now")
         self._wake(name)
 
-    def _wanted(self, name: str, base: str) -> bool:
+    def _wanted(self, name: str, spec: Boxfile) -> bool:
         entry = self._inventory.entries.get(name)
         box = entry.box if entry is not None else None
-        return box is not None and box.base == base
+        return box is not None and recipes.makes_the_same(box, spec)
 
     def _done(self, name: str, task: asyncio.Task[None]) -> None:
         if self._building.get(name) is task:

@@ -14,6 +14,7 @@ from controller.inventory import Inventory
 from controller.store import Store
 from reconcilers import disk as disks
 from reconcilers import launchrecord, procfs
+from reconcilers.builds import engine
 from reconcilers.confinement.cgroup import list_sandboxes
 from reconcilers.guestfiles import helper, transfers
 from reconcilers.host import Host
@@ -47,6 +48,7 @@ class Upkeep:
         disks.sweep(self._layout.all_disks)
         self._host.images.sweep()
         self._sweep_transfers()
+        engine.sweep(self._host)
         for garbled in self._inventory.load():
             log.warning(
                 "%s cannot be read (%s); set aside, rebuilt from the host",

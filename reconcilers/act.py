@@ -30,12 +30,12 @@ from reconcilers import (
 )
 from reconcilers import disk as disks
 from reconcilers.accel import Choice
+from reconcilers.builds import engine, recipes
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
 from reconcilers.diskacts import Held
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host, features_of
-from reconcilers.images import building
 from reconcilers.launched import as_launched
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.live import Live
@@ -83,8 +83,7 @@ class Actor:
         """Perform `step`. Raises BoxError or OSError; the caller undoes what the pass created."""
         match step:
             case steps.BuildImage():
-                images, rules = self._host.images, self._mount_rules
-                await building.for_start(images, self._name, step.base, rules, again=step.again)
+                await self._build_image(step)
             case steps.ClaimIdentity():
                 await asyncio.to_thread(self._claim)
             case steps.ReleaseIdentity():
@@ -134,6 +133,10 @@ class Actor:
                 microvm.remove_runtime(self._host.layout, self._name)
             case _:
                 raise HostError(f"no act for {type(step).__name__}")
+
+    async def _build_image(self, step: steps.BuildImage) -> None:
+        (box, _), rules = self._wanted(), self._mount_rules
+        await engine.for_start(self._host, box, rules, network=step.network, again=step.again)
 
     # -- identity and cgroup
 
@@ -211,7 +214,7 @@ class Actor:
         await self._forget_live()
         uid = self._uid(box)
         confinement = self._policy(box, choice, uid)
-        image = self._host.images.observe(box.base)
+        image = recipes.observe(self._host.images, box)
         if not isinstance(image, Image):
             raise HostError("its root image is not built")
         group = self._host.cgroup(self._names)

@@ -62,11 +62,12 @@ class Backend(Protocol):
         layers: tuple[str, ...] = ("raw",),
         archive: str = "",
         base: tuple[str, ...] = (),
+        building: bool = False,
     ) -> VmmCommand:
         """The command line of this Boxfile's VMM; `marker` names it for who looks for strays,
         `layers` are the formats of its data disk, bottom first. With `archive`, `read` or
         `written`, there is the disk of a transfer besides; with `base`, formats as well, one more
-        disk.
+        disk. `building`: what the guest writes to its root goes to the data disk.
         """
 
     def merging(

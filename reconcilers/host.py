@@ -11,6 +11,7 @@ from reconcilers import virtiofsd
 from reconcilers.accel import Choice, KvmProbe, Verdict, choose, needs_probe
 from reconcilers.backend import Backend, HostFacts
 from reconcilers.boot import Boot, BootFiles
+from reconcilers.builds.queue import Queue
 from reconcilers.confinement import ordinary
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.identity import IdentityRegistry, ranges_of, standard_uid
@@ -42,6 +43,7 @@ class Host:
     identities: IdentityRegistry
     backends: Mapping[str, Backend]
     kvm: KvmProbe | None = None
+    queue: Queue = field(default_factory=Queue)
     networks: Networks | UserNetworks = field(default_factory=lambda: Networks(Config()))
     _policies: dict[tuple[object, ...], Confinement] = field(default_factory=dict)
     # The registry is one locked file for the whole host; reading it for every pass over every

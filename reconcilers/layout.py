@@ -62,6 +62,11 @@ class Layout:
         return self.home / "transfers"
 
     @property
+    def builds(self) -> Path:
+        """What the steps of builds left, each on a disk of its own."""
+        return self.home / "builds"
+
+    @property
     def all_disks(self) -> Path:
         return self.home / "disks"
 

@@ -75,6 +75,8 @@ class Start:
     base: Disk | None = None
     # number of the layer that those above it are merged into, by a VMM without a guest
     merge_into: int | None = None
+    # the disk takes what the guest writes to its root
+    building: bool = False
 
 
 async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
@@ -161,6 +163,7 @@ def _command(wanted: Start) -> slots.VmmCommand:
         formats,
         _use_of_archive(wanted),
         wanted.base.formats if wanted.base is not None else (),
+        wanted.building,
     )
 
 

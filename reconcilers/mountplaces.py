@@ -39,6 +39,7 @@ def forbidden_places(layout: Layout, config: Config, claims: Path) -> tuple[Plac
         # under other names, too, should one of them be mounted elsewhere
         ("the data disks", os.path.realpath(layout.all_disks)),
         ("the images", os.path.realpath(layout.images)),
+        ("what builds left", os.path.realpath(layout.builds)),
         ("the records of the controller", os.path.realpath(layout.state)),
         ("the guest kernels", os.path.realpath(layout.kernels)),
         ("the guest kernels", _CACHE),

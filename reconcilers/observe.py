@@ -14,6 +14,7 @@ from pathlib import Path
 
 from reconcilers import disk as disks
 from reconcilers import helpers, launchrecord, procfs, qmp
+from reconcilers.builds import recipes
 from reconcilers.confinement.policy import Confinement
 from reconcilers.confinement.readback import read_vmm
 from reconcilers.confinement.seccomp import load_profile
@@ -112,7 +113,7 @@ def _cgroup(host: Host, name: str) -> tuple[bool | Unknown, set[int]]:
 
 def _image(host: Host, box: Boxfile) -> Image | Unknown | None:
     try:
-        return host.images.observe(box.base)
+        return recipes.observe(host.images, box)
     except (OSError, BoxError) as error:
         return Unknown(str(error))
 

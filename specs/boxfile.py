@@ -245,7 +245,7 @@ class Boxfile(Part):
 
 
 # Fields refused as soon as they hold anything, and fields where only some values work so far.
-WHOLE_FIELDS = frozenset({"warm", "warmup", "packages", "run", "pkgmgr", "blueprint", "seccomp"})
+WHOLE_FIELDS = frozenset({"warm", "warmup", "seccomp"})
 _BUILT_VALUES: Mapping[str, tuple[str, ...]] = {
     "backend": ("qemu",),
 }

@@ -54,6 +54,7 @@ class Ceiling(BaseModel):
         None, description="How the reference of a base may begin."
     )
     allow_erase: StrictBool = Field(True, description="data.on_delete may be erase.")
+    build_network: StrictBool = Field(True, description="Build steps may reach the network.")
     max_ram_mib: Count | None = None
     max_cpus: Count | None = None
     max_data_mib: Count | None = None

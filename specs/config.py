@@ -78,6 +78,15 @@ class Config(BaseModel):
         description="How often a registry is asked whether a tag that runs has moved, which is "
         "drift. 0: never.",
     )
+    build_step_seconds: Annotated[StrictInt, Field(ge=1, le=604_800)] = Field(
+        3600, description="How long one step of a build may take."
+    )
+    build_disk_mib: Annotated[StrictInt, Field(ge=64, le=1_048_576)] = Field(
+        16_384, description="How much the steps of a build together may write, in MiB."
+    )
+    build_cache_mib: Annotated[StrictInt, Field(ge=0, le=1_073_741_824)] = Field(
+        16_384, description="How much of the host's disk finished steps may hold, in MiB."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

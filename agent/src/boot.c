@@ -107,3 +107,8 @@ bool boot_option(const char *key, char *value, size_t room) {
     }
     return false;
 }
+
+bool boot_flag(const char *key) {
+    char value[4];
+    return boot_option(key, value, sizeof value) && strcmp(value, "1") == 0;
+}

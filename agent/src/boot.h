@@ -16,4 +16,7 @@ void boot_rest(void);
 /* The value of `key=` on the kernel's command line. False when it is not there. */
 bool boot_option(const char *key, char *value, size_t room);
 
+/* Whether `key=1` is there. */
+bool boot_flag(const char *key);
+
 #endif

@@ -183,6 +183,12 @@ void child_run(const struct order *order) {
     if (order->kind == REQUEST_IMPORT) transfer_import();
     if (order->kind == REQUEST_CHANGES) transfer_changes((order->flags & CHANGES_WITH_DATA) != 0);
     if (order->kind == REQUEST_MERGE) transfer_merge((order->flags & MERGE_THEIRS) != 0, (order->flags & MERGE_DRY) != 0);
+    if (order->kind == REQUEST_EXPORT_ROOT) {
+        /* What a step left running changes nothing any more. Only in the workloads' PID namespace, where our parent cannot
+         * be seen, is everybody else one of them. */
+        if (getppid() == 0) (void)kill(-1, SIGKILL);
+        transfer_export_root();
+    }
     if (setns(CHILD_MOUNTS_FD, CLONE_NEWNS) != 0 || unshare(CLONE_NEWCGROUP) != 0)
         child_fail(EXIT_REFUSED, errno, "cannot enter the workloads' namespace: %s", strerror(errno));
     close(CHILD_MOUNTS_FD);

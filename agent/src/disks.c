@@ -21,6 +21,7 @@
 #define EXT4_IOC_RESIZE_FS _IOW('f', 16, uint64_t)
 #define GROW_WAIT_MS 2000
 #define IMAGE "/image"
+#define BUILD "/build"
 /* One pool for the overlay, /tmp, /run and /dev/shm: together they may take half of the RAM, not half each. */
 #define RAM_OPTIONS "size=50%,mode=0755"
 
@@ -48,24 +49,45 @@ static bool failed(char *state, const char *what) {
     return false;
 }
 
-static bool mount_overlay(char *state) {
-    if (mkdir(RAM "/upper", 0755) != 0 || mkdir(RAM "/work", 0755) != 0) return failed(state, "folders for the overlay");
-    const char *options = "lowerdir=" IMAGE ",upperdir=" RAM "/upper,workdir=" RAM "/work";
+static bool make_folder(const char *path) {
+    return mkdir(path, 0755) == 0 || errno == EEXIST;
+}
+
+/* `changes` is where whatever differs from the image lies. */
+static bool mount_overlay(char *state, const char *changes) {
+    char upper[32], work[32], options[128];
+    text(upper, sizeof upper, "%s/upper", changes);
+    text(work, sizeof work, "%s/work", changes);
+    if (!make_folder(upper) || !make_folder(work)) return failed(state, "folders for the overlay");
+    text(options, sizeof options, "lowerdir=" IMAGE ",upperdir=%s,workdir=%s", upper, work);
     if (mount("overlay", SYSROOT, "overlay", 0, options) != 0) return failed(state, "overlay");
     text(state, STATE_SIZE, "overlay");
     return true;
 }
 
-static bool mount_root(char *state, bool readonly) {
+/* The layers of a build's disk are kept by the host; the next step goes on with what lies there. */
+static bool mount_build(char *state) {
+    char device[32];
+    if (!disk_find("data", device, sizeof device)) {
+        text(state, STATE_SIZE, "failed: no disk to build on");
+        return false;
+    }
+    const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOATIME;
+    if (!make_folder(BUILD) || mount(device, BUILD, "ext4", flags, NULL) != 0) return failed(state, "the build's disk");
+    return mount_overlay(state, BUILD);
+}
+
+static bool mount_root(char *state, enum root_kind kind) {
     char device[32];
     if (!disk_find("root", device, sizeof device)) {
         text(state, STATE_SIZE, "failed: no disk with the serial \"root\"");
         return false;
     }
     if (mount("ram", RAM, "tmpfs", MS_NOSUID | MS_NODEV, RAM_OPTIONS) != 0) return failed(state, "tmpfs");
-    const char *where = readonly ? SYSROOT : IMAGE;
+    const char *where = kind == ROOT_READONLY ? SYSROOT : IMAGE;
     if (mount(device, where, "squashfs", MS_RDONLY | MS_NODEV, NULL) != 0) return failed(state, "squashfs image");
-    if (!readonly) return mount_overlay(state);
+    if (kind == ROOT_BUILD) return mount_build(state);
+    if (kind == ROOT_IN_RAM) return mount_overlay(state, RAM);
     text(state, STATE_SIZE, "readonly");
     return true;
 }
@@ -90,10 +112,15 @@ static bool mount_data(char *state, char *device, size_t room) {
     return true;
 }
 
-void disks_mount(struct disks *disks, bool readonly) {
-    disks->root_ready = mount_root(disks->root, readonly);
+void disks_mount(struct disks *disks, enum root_kind kind) {
+    disks->root_ready = mount_root(disks->root, kind);
     if (!disks->root_ready) {
         text(disks->data, STATE_SIZE, "failed: no root to mount it in");
+        return;
+    }
+    disks->build_ready = kind == ROOT_BUILD;
+    if (disks->build_ready) {
+        text(disks->data, STATE_SIZE, "none");
         return;
     }
     disks->data_ready = mount_data(disks->data, disks->data_device, sizeof disks->data_device);
@@ -154,8 +181,15 @@ int data_grow(const char *path, uint64_t want, uint64_t *bytes) {
     return device < want ? -ETIMEDOUT : 0;
 }
 
-int data_unmount(void) {
-    sync();
-    if (umount2(DATA, UMOUNT_NOFOLLOW) != 0 && errno != EINVAL && errno != ENOENT) return -errno;
+static int unmount(const char *where) {
+    if (umount2(where, UMOUNT_NOFOLLOW) != 0 && errno != EINVAL && errno != ENOENT) return -errno;
     return 0;
+}
+
+int disks_unmount(const struct disks *disks) {
+    sync();
+    if (disks->data_ready) return unmount(DATA);
+    if (!disks->build_ready) return 0;
+    int result = unmount(SYSROOT);
+    return result < 0 ? result : unmount(BUILD);
 }

@@ -84,7 +84,6 @@ int main(void) {
     streams_setup(&session.streams);
     if (!port_open(&session.port)) say("no port box.agent.0: nobody can talk to this guest");
     if (!cgroups_setup() || !view_setup(&session.view)) say("cannot prepare for commands: %s", strerror(errno));
-    char readonly[8];
-    disks_mount(&session.disks, boot_option("box.readonly", readonly, sizeof readonly) && readonly[0] == '1');
+    disks_mount(&session.disks, boot_flag("box.build") ? ROOT_BUILD : boot_flag("box.readonly") ? ROOT_READONLY : ROOT_IN_RAM);
     serve(signals);
 }

@@ -13,6 +13,7 @@
 
 static struct listing *levels;
 static size_t depth;
+static bool whole_root;
 
 static void enter(int at, const char *name, const struct stat *facts) {
     if (depth > ARCHIVE_DEPTH_MAX) {
@@ -44,7 +45,7 @@ static void walk(void) {
         errno = 0;
         const char *name = listing_next(level, &type);
         if (name != NULL) {
-            if (depth == 1 && staged_keeps(level->fd, name)) continue;
+            if (depth == 1 && !whole_root && staged_keeps(level->fd, name)) continue;
             /* What the directory says of the kind saves a call for each file; the file itself is asked again. */
             if (type == DT_REG) packer_file(level->fd, name, 0);
             else other(level->fd, name);
@@ -57,14 +58,24 @@ static void walk(void) {
     }
 }
 
-void transfer_export(void) {
+static _Noreturn void export_tree(const char *tree) {
     listing_allow_depth();
     levels = calloc(ARCHIVE_DEPTH_MAX + 2, sizeof *levels);
-    int top = folder_open(AT_FDCWD, DATA);
-    if (levels == NULL || top < 0 || !listing_open(&levels[0], top)) packer_stop("/data");
+    int top = folder_open(AT_FDCWD, tree);
+    if (levels == NULL || top < 0 || !listing_open(&levels[0], top)) packer_stop(whole_root ? "/" : "/data");
     depth = 1;
     packer_begin(false, true);
     walk();
     packer_end();
     _exit(0);
+}
+
+void transfer_export(void) {
+    export_tree(DATA);
+}
+
+void transfer_export_root(void) {
+    whole_root = true;
+    packer_of_root();
+    export_tree(SYSROOT);
 }

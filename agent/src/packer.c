@@ -14,7 +14,7 @@
 
 static struct volume volume;
 static struct numbers numbers;
-static bool of_changes, with_data;
+static bool of_changes, of_root, with_data;
 static uint64_t entries, notes, bytes;
 static uint8_t body[ARCHIVE_BODY_MAX + 1];
 
@@ -29,6 +29,10 @@ void packer_begin(bool changes, bool data) {
     if (!volume_open(&volume, true)) packer_stop("the disk for the archive");
     archive_begin(header, changes);
     if (!volume_write(&volume, header, sizeof header)) packer_stop("the archive");
+}
+
+void packer_of_root(void) {
+    of_root = true;
 }
 
 static bool is_entry(enum archive_kind kind) {
@@ -69,7 +73,7 @@ void packer_note(const char *name, enum archive_reason reason) {
 
 static void attributes(struct archive_record *record, const char *name, int fd) {
     size_t size;
-    if (!attributes_get(fd, body, &size, of_changes) && name[0] != 0) packer_note(name, REASON_ATTRIBUTES);
+    if (!attributes_get(fd, body, &size, of_changes || of_root) && name[0] != 0) packer_note(name, REASON_ATTRIBUTES);
     record->body = body;
     record->body_size = size;
 }
@@ -78,8 +82,8 @@ static bool run(int fd, uint64_t offset, uint64_t length) {
     bool whole = true, is_long = length >= ARCHIVE_LONG && offset % ARCHIVE_BLOCK == 0;
     struct archive_record record = {.kind = ARCHIVE_DATA, .size = offset, .length = length};
     packer_add(&record);
-    /* Then the bytes go by disk, not by processor. */
-    if (is_long) is_long = fcntl(fd, F_SETFL, O_DIRECT | O_NOATIME) == 0;
+    /* Then the bytes go by disk, not by processor. An overlay says that it can, and squashfs below it cannot. */
+    if (is_long) is_long = !of_root && fcntl(fd, F_SETFL, O_DIRECT | O_NOATIME) == 0;
     if (!volume_copy_from(&volume, fd, offset, length, &whole)) packer_stop("the archive");
     if (is_long) (void)fcntl(fd, F_SETFL, O_NOATIME);
     if (!volume_zeros(&volume, archive_padding(volume_position(&volume), 0))) packer_stop("the archive");
@@ -102,6 +106,11 @@ static bool runs(int fd, uint64_t size, bool dense) {
     return whole;
 }
 
+/* An overlay shows inodes of several file systems; ext4 and squashfs count theirs in 32 bits. */
+static uint64_t key_of(const struct stat *facts) {
+    return of_root ? facts->st_ino ^ (uint64_t)facts->st_dev << 32 : facts->st_ino;
+}
+
 void packer_file(int at, const char *name, uint32_t change) {
     struct stat facts;
     AUTO_CLOSE int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_NOATIME | O_CLOEXEC);
@@ -110,7 +119,7 @@ void packer_file(int at, const char *name, uint32_t change) {
         return;
     }
     /* One more than there can be numbers of goes in as a file of its own. */
-    struct number *known = facts.st_nlink > 1 ? numbers_at(&numbers, facts.st_ino) : NULL;
+    struct number *known = facts.st_nlink > 1 ? numbers_at(&numbers, key_of(&facts)) : NULL;
     bool is_first = known == NULL || known->value == 0;
     struct archive_record record = named(is_first ? ARCHIVE_FILE : ARCHIVE_HARD, name, &facts, change);
     if (known != NULL) {

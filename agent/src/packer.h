@@ -11,6 +11,8 @@
 
 /* `changes`: an archive of these, with every extended attribute; `data`: with what is in files. */
 void packer_begin(bool changes, bool data);
+/* Before that: the archive is of a whole root, an overlay, with every extended attribute. */
+void packer_of_root(void);
 _Noreturn void packer_stop(const char *what);
 
 void packer_add(const struct archive_record *record);

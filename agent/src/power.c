@@ -44,7 +44,7 @@ int power_settle(struct session *session, uint32_t grace_ms) {
     }
     int error;
     do {
-        error = session->disks.data_ready ? data_unmount() : 0;
+        error = disks_unmount(&session->disks);
         if (error == -EBUSY) a_moment(); /* the last user's exit drops its mounts a moment after it was reaped */
     } while (error == -EBUSY && now_ms() < until);
     sync();

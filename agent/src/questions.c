@@ -112,6 +112,7 @@ static bool sound(const struct stream *stream) {
     case REQUEST_IMPORT:
     case REQUEST_CHANGES:
     case REQUEST_MERGE:
+    case REQUEST_EXPORT_ROOT:
     default: return false;
     }
 }
@@ -158,6 +159,7 @@ void question_answer(struct session *session, struct stream *stream) {
     case REQUEST_IMPORT:
     case REQUEST_CHANGES:
     case REQUEST_MERGE:
+    case REQUEST_EXPORT_ROOT:
     default:
         break;
     }

@@ -83,6 +83,7 @@ bool order_parse(enum request_kind kind, const uint8_t *body, size_t length, str
         return true;
     case REQUEST_EXPORT:
     case REQUEST_IMPORT:
+    case REQUEST_EXPORT_ROOT:
         return length == 0;
     case REQUEST_CHANGES:
     case REQUEST_MERGE:

@@ -30,6 +30,7 @@ enum request_kind {
     REQUEST_IMPORT = 14,
     REQUEST_CHANGES = 15,
     REQUEST_MERGE = 16,
+    REQUEST_EXPORT_ROOT = 17,
 };
 
 struct hello {
@@ -65,7 +66,7 @@ struct order {
 
 bool hello_parse(const uint8_t *payload, size_t length, struct hello *out);
 
-/* EXEC, READ, WRITE, RESIZE, EXPORT, IMPORT, CHANGES and MERGE. False: malformed. */
+/* EXEC, READ, WRITE, RESIZE, EXPORT, IMPORT, CHANGES, MERGE and EXPORT_ROOT. False: malformed. */
 bool order_parse(enum request_kind kind, const uint8_t *body, size_t length, struct order *out);
 
 #endif

@@ -23,14 +23,13 @@ static int open_below(int root, const char *path, uint64_t flags) {
     return (int)syscall(SYS_openat2, root, path, &how, sizeof how);
 }
 
-static bool readonly_with_network(void) {
-    char value[4];
-    return boot_option("box.readonly", value, sizeof value) && value[0] == '1' &&
-           boot_option("box.network", value, sizeof value) && value[0] == '1';
+/* The file of a root that cannot be written; and a build's name servers are not the image's. */
+static bool is_in_ram(void) {
+    return (boot_flag("box.readonly") || boot_flag("box.build")) && boot_flag("box.network");
 }
 
 void resolver_attach(void) {
-    if (!readonly_with_network()) return;
+    if (!is_in_ram()) return;
     AUTO_CLOSE int root = open(".", O_PATH | O_DIRECTORY | O_CLOEXEC);
     AUTO_CLOSE int file = open(IN_RAM, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     AUTO_CLOSE int target = open_below(root, "etc/resolv.conf", O_PATH);
@@ -67,6 +66,6 @@ bool resolver_write(const struct network *wanted, char *why, size_t room) {
     lines[0] = 0;
     for (unsigned i = 0; i < wanted->dns_count; i++)
         used += snprintf(lines + used, sizeof lines - (size_t)used, "nameserver %s\n", wanted->dns[i]);
-    bool done = readonly_with_network() ? write_in_ram(lines) : write_in_root(lines);
+    bool done = is_in_ram() ? write_in_ram(lines) : write_in_root(lines);
     return done || failed(why, room, "cannot be written");
 }

@@ -9,7 +9,7 @@
 #include "questions.h"
 
 #define AGENT_VERSION "0.1.0"
-#define CAPABILITIES "exec read write resize clock reseed rotate ping shutdown stats mount network transfer changes"
+#define CAPABILITIES "exec read write resize clock reseed rotate ping shutdown stats mount network transfer changes build"
 
 static const uint8_t sync_mark[8] = {0x00, 'B', 'O', 'X', 'S', 'Y', 'N', 'C'};
 
@@ -95,6 +95,7 @@ static void complete(struct session *session, struct stream *stream) {
     case REQUEST_IMPORT:
     case REQUEST_CHANGES:
     case REQUEST_MERGE:
+    case REQUEST_EXPORT_ROOT:
         if (!session->disks.root_ready)
             stream_exit(&session->streams, stream, &session->port, EXIT_REFUSED, 1, session->disks.root);
         else
@@ -127,7 +128,7 @@ static void receive_body(struct session *session, struct stream *stream, const u
 
 static void refuse_request(struct session *session, uint32_t id, enum request_kind kind, const char *reason) {
     uint8_t payload[64] = {0};
-    bool command = (kind >= REQUEST_EXEC && kind <= REQUEST_RESIZE) || (kind >= REQUEST_EXPORT && kind <= REQUEST_MERGE);
+    bool command = (kind >= REQUEST_EXEC && kind <= REQUEST_RESIZE) || (kind >= REQUEST_EXPORT && kind <= REQUEST_EXPORT_ROOT);
     size_t head = command ? 5 : 1, length = strnlen(reason, sizeof payload - 5);
     payload[0] = command ? EXIT_REFUSED : REPLY_REFUSED;
     if (command) store32(payload + 1, 1);

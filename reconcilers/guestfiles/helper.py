@@ -1,18 +1,13 @@
 """The throwaway machine that reads and writes a guest's file system, so that the host need not.
 
-It is a microVM in the jail of any other, of an instance of its own, with the sandbox's data disk
-and the archive's file, and lives for one transfer. Whatever a killed controller left of one is
-ended before anything else may use the disk: `sweep` at the start, and each transfer for its own
-sandbox.
+It has the sandbox's data disk and the archive's file, no network, and lives for one transfer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,18 +17,17 @@ from agent.client import AgentClient
 from agent.merged import Merged
 from agent.process import GuestError
 from reconcilers import disk as disks
-from reconcilers import guest, launchrecord, microvm, procfs
-from reconcilers.confinement.cgroup import Cgroup, list_sandboxes
+from reconcilers import guest, microvm
 from reconcilers.facts import MIB, Disk
 from reconcilers.host import Host
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
+from reconcilers.throwaway import TRANSFERS, Throwaways, shut_down
 from specs.boxfile import Boxfile, Data, Isolation
-from specs.errors import BoxError, ChannelError, HostError
-from specs.names import HostNames, is_name
+from specs.errors import ChannelError, HostError
+from specs.names import HostNames
 
 RAM_MIB = 256
-SHUTDOWN_SECONDS = 20.0
 # With less than this a failure is put down to the host's full disk; one piece of the agent's.
 LEAST_ROOM = MIB
 # A transfer that is slower than this is given up, so that its sandbox is not held for ever.
@@ -96,37 +90,14 @@ async def alone(host: Host, box: Boxfile) -> AsyncIterator[tuple[Host, HostNames
     """The one helper machine that `box` may have: our host and its names. Nothing of it is there
     before or after. Raises HostError, OSError.
     """
-    ours, names = _ours(host), _names(host, box.name)
-    await asyncio.to_thread(_remove, ours, names)
-    try:
-        yield ours, names
-    finally:
-        await asyncio.shield(asyncio.to_thread(_remove, ours, names))
+    machines = Throwaways(host, TRANSFERS)
+    async with machines.alone(machines.named(box.name)) as names:
+        yield machines.host, names
 
 
 def sweep(host: Host) -> None:
     """End what an earlier controller left of any transfer (blocking). Raises OSError, HostError."""
-    ours = _ours(host)
-    found = set(ours.claims())
-    with contextlib.suppress(BoxError):  # control groups that cannot be used hold nothing of ours
-        found.update(list_sandboxes(ours.layout.instance))
-    with contextlib.suppress(FileNotFoundError):
-        found.update(each.name for each in ours.layout.runtime.iterdir())
-    for name in filter(is_name, found):
-        _remove(ours, HostNames(ours.layout.instance, name))
-
-
-def _ours(host: Host) -> Host:
-    """The same host for an instance of our own, whose names no sandbox of a user can have."""
-    instance = hashlib.sha256(f"{host.layout.instance} transfers".encode()).hexdigest()[:12]
-    layout = Layout(home=host.layout.home, runtime=host.layout.runtime / ".t", instance=instance)
-    return replace(host, layout=layout, _policies={}, _claims={})
-
-
-def _names(host: Host, name: str) -> HostNames:
-    """Short, since a socket's path is."""
-    hashed = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return HostNames(_ours(host).layout.instance, hashed)
+    Throwaways(host, TRANSFERS).sweep()
 
 
 async def prepared(
@@ -220,9 +191,9 @@ async def _transfer(
         try:
             told = await _done(client, job, seconds)
         except GuestError:
-            await _settle(client)  # what it removed again, say
+            await shut_down(client)  # what it removed again, say
             raise
-        await _settle(client)
+        await shut_down(client)  # what counts was synced before, so it matters little if not
         return told
     finally:
         if client is not None:
@@ -240,27 +211,3 @@ async def _done(client: AgentClient, job: Job, seconds: float) -> Merged | int |
         case Action.IMPORT:
             await client.import_data(seconds)
     return None
-
-
-async def _settle(client: AgentClient) -> None:
-    """Unmount /data in good order. What counts was synced before, so it matters little if not."""
-    with contextlib.suppress(ChannelError, GuestError):
-        await client.shutdown(SHUTDOWN_SECONDS, 0.0)
-
-
-def _remove(host: Host, names: HostNames) -> None:
-    """End and remove all that may be left of a transfer of this name (blocking)."""
-    layout, name = host.layout, names.sandbox
-    record = launchrecord.read(layout.launch_record(name))
-    group = Cgroup(names)
-    if group.exists():
-        group.kill()
-        group.remove()
-    if record is not None and procfs.alive(record.pid, record.start_time) is not None:
-        raise HostError(f"the machine of an earlier transfer (PID {record.pid}) does not end")
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(layout.sandbox_runtime(name))
-    with contextlib.suppress(OSError):
-        layout.runtime.rmdir()  # unless another transfer is on its way
-    with contextlib.suppress(BoxError):
-        host.release(name)

@@ -26,6 +26,20 @@ def written(base: str, identity: str, settings: Settings, notes: Sequence[str]) 
     return json.dumps(said, indent=1) + "\n"
 
 
+def on_top(base: Image, steps: int, left_out: int) -> str:
+    """The text for an image that was built on `base` by so many steps: what that says of itself
+    holds for it as well.
+    """
+    try:
+        said = json.loads(read_small(base.path.parent / NAME))
+    except (OSError, HostError, ValueError, RecursionError):
+        said = {}
+    notes = [f"{left_out} FIFOs, sockets and devices are left out"] if left_out else []
+    told = said if isinstance(said, dict) else {}
+    of_base = {key: told[key] for key in ("base", "image") if key in told}
+    return json.dumps(of_base | {"built_on": base.digest, "steps": steps, "notes": notes}) + "\n"
+
+
 def environment_of(image: Image) -> tuple[str, ...]:
     """The `NAME=VALUE` that commands in it have unless they are told otherwise; what cannot be one
     is left out, and an image that says nothing has none.

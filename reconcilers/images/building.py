@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from reconcilers.facts import Image
 from reconcilers.images.progress import Progress
@@ -13,20 +13,10 @@ from reconcilers.mounts import Rules
 from specs.errors import BoxError
 
 
-async def build(
-    images: Images,
-    base: str,
-    rules: Callable[[], Rules],
-    progress: Progress,
-    *,
-    again: bool = False,
-) -> Image:
-    """The image of `base`, built in a thread. Cancelling this ends what is fetched or written, and
-    waits for it to be cleared away. `again`: what the base stands for is looked up anew.
-    `progress` is told all of it, and how it ended. Raises BoxError, OSError.
-    """
+async def told(progress: Progress, work: Awaitable[Image]) -> Image:
+    """What `work` makes; `progress` is told how it ended. Raises as `work` does."""
     try:
-        image = await _built(images, base, rules, progress, again)
+        image = await work
     except BoxError as error:
         progress.failed(error.message, error.fix)
         raise
@@ -40,24 +30,13 @@ async def build(
     return image
 
 
-async def for_start(
-    images: Images, sandbox: str, base: str, rules: Callable[[], Rules], *, again: bool
+async def of_base(
+    images: Images, base: str, rules: Callable[[], Rules], progress: Progress, *, again: bool
 ) -> Image:
-    """`build` for a VM that is about to start. With `again` (`pull: always`) what cannot be looked
-    up is not started, as container engines do it; the reason says so.
+    """The image of `base`, built in a thread. Cancelling this ends what is fetched or written, and
+    waits for it to be cleared away. `again`: what the base stands for is looked up anew. Raises
+    BoxError, OSError.
     """
-    try:
-        return await build(images, base, rules, images.board.begin(sandbox), again=again)
-    except BoxError as error:
-        if again:
-            other = "or write pull: missing, which starts the image that is here"
-            error.fix = f"{error.fix}; {other}" if error.fix else other.removeprefix("or ")
-        raise
-
-
-async def _built(
-    images: Images, base: str, rules: Callable[[], Rules], progress: Progress, again: bool
-) -> Image:
     stop = threading.Event()
 
     def work() -> Image:

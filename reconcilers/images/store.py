@@ -21,10 +21,9 @@ from pathlib import Path
 
 from reconcilers.facts import Image
 from reconcilers.images import about, builtin, sources
-from reconcilers.images.guestneeds import CONTENTS, complete
 from reconcilers.images.progress import Board, Progress
 from reconcilers.images.refs import Refs
-from reconcilers.images.squash import write_squashfs
+from reconcilers.images.rootwrite import write_root
 from reconcilers.images.tree import BadImage
 from reconcilers.images.verify import hashes
 from reconcilers.mounts import Rules
@@ -75,6 +74,10 @@ class Images:
         """The image of `base` if it is here whole; None when it must be built. Raises HostError."""
         digest = self.digest_for(base)
         return self._whole(digest) if digest else None
+
+    def at(self, digest: str) -> Image | None:
+        """The image with this digest if it is here whole."""
+        return self._whole(digest)
 
     def _whole(self, digest: str) -> Image | None:
         folder = self._folder / digest
@@ -200,23 +203,21 @@ class Images:
         progress: Progress,
         again: bool,
     ) -> Image:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self._folder, prefix=_STAGING) as scratch:
-            ready = Path(scratch) / "ready"
-            ready.mkdir()
+        with self.scratch() as scratch:
+            ready = scratch / "ready"
             if isinstance(name, Builtin):
                 progress.stage("writing the image")
-                _squash_builtin(Path(scratch) / "tree", ready / "root.squashfs")
-                return self._place(ready, self.digest_for(str(name)))
+                _squash_builtin(scratch / "tree", ready / "root.squashfs")
+                return self.place(ready, self.digest_for(str(name)))
             try:
                 known = "" if again else self._refs.get(str(name))
                 with ExitStack() as kept:
-                    source = sources.opened(name, known, Path(scratch), rules, stop, kept, progress)
+                    source = sources.opened(name, known, scratch, rules, stop, kept, progress)
                     digest = _digest(name, source.identity)
                     with self._taken(digest):
                         image = self._whole(digest)  # another name's, or it has not moved
                         if image is None:
-                            image = self._made(name, source, Path(scratch), stop, progress)
+                            image = self._made(name, source, scratch, stop, progress)
                         # Last: a name is known only together with its image.
                         self._refs.put(str(name), source.identity)
                         return image
@@ -232,19 +233,7 @@ class Images:
         progress: Progress,
     ) -> Image:
         found = source.load()
-        ours = found.sources  # the number of the source that is none of the image's
-        replaced = complete(found.tree, ours)
-        progress.stage("writing the image")
-        with tempfile.TemporaryFile(dir=scratch) as extra:
-            extra.write(CONTENTS)
-            extra.flush()
-            write_squashfs(
-                found.tree,
-                lambda number: extra.fileno() if number == ours else found.source(number),
-                scratch / "ready/root.squashfs",
-                stop,
-                progress,
-            )
+        replaced = write_root(found, scratch / "ready/root.squashfs", stop, progress)
         found.unchanged()
         notes = [*replaced]
         if found.devices:
@@ -252,10 +241,18 @@ class Images:
         text = about.written(str(name), source.identity, found.settings, notes)
         (scratch / "ready" / about.NAME).write_text(text)
         progress.stage("bringing the image to the disk")
-        return self._place(scratch / "ready", _digest(name, source.identity))
+        return self.place(scratch / "ready", _digest(name, source.identity))
 
-    def _place(self, ready: Path, digest: str) -> Image:
-        """Give what was made its name, durably."""
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder with an empty `ready` in it for a new image, gone afterwards."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._folder, prefix=_STAGING) as scratch:
+            (Path(scratch) / "ready").mkdir()
+            yield Path(scratch)
+
+    def place(self, ready: Path, digest: str) -> Image:
+        """Give what was made its name, durably: `ready` with root.squashfs in it (blocking)."""
         target = ready / "root.squashfs"
         sha256, blake3 = hashes(target)
         (ready / "sha256").write_text(sha256 + "\n")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reconcilers import launchrecord
+from reconcilers.builds import recipes
 from reconcilers.facts import Image
 from reconcilers.images.store import Images
 from reconcilers.layout import Layout
@@ -64,7 +65,8 @@ def _users(
     by_hash = {image.sha256: digest for digest, image in here.items() if image is not None}
     for name, spec in specs.items():
         if spec is not None:
-            users.setdefault(images.digest_for(spec.base), set()).add(name)
+            for digest in (images.digest_for(spec.base), recipes.digest_for(images, spec)):
+                users.setdefault(digest, set()).add(name)
         record = launchrecord.read(layout.launch_record(name))
         if record is not None and (started := by_hash.get(record.image_sha256)):
             users.setdefault(started, set()).add(name)

@@ -120,15 +120,17 @@ def _content(member: tarfile.TarInfo, source: int, size: int) -> Content:
         raise BadImage(f'"{shown(_bytes(member.name))}" breaks off: {stored} bytes are not there')
     if sparse is None:
         return Content(source, start, member.size)
-    last = 0
-    pieces = tuple((offset, length) for offset, length in sparse if length)  # GNU pads its lists
-    for offset, length in pieces:
+    last, at, pieces = 0, start, list[tuple[int, int, int]]()
+    for offset, length in sparse:
+        if not length:
+            continue  # GNU pads its lists
         if offset < last or length < 0 or offset + length > member.size:
             raise BadImage(f'"{shown(_bytes(member.name))}" has holes that overlap')
-        last = offset + length
+        pieces.append((offset, length, at))
+        last, at = offset + length, at + length
     if len(pieces) > PIECES_MAX:
         raise BadImage(f'"{shown(_bytes(member.name))}" has more than {PIECES_MAX} holes')
-    return Content(source, start, member.size, pieces)
+    return Content(source, start, member.size, tuple(pieces))
 
 
 def _attributes(member: tarfile.TarInfo) -> Xattrs:

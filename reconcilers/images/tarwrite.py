@@ -80,12 +80,12 @@ class _Writer:
             raise BadImage(f"its files take more than {BYTES_MAX >> 30} GiB")
         self._out.write(header(path, node, b"0", size=content.size))
         # Holes are written out: sqfstar 4.5 takes only maps of whole blocks, and makes holes again.
-        pieces = content.pieces if content.pieces is not None else ((0, content.size),)
-        at, end = content.offset, 0
-        for start, length in pieces:
+        whole = ((0, content.size, content.offset),)
+        end = 0
+        for start, length, at in content.pieces if content.pieces is not None else whole:
             self._zeros(start - end)
             self._copy(content.source, at, length)
-            at, end = at + length, start + length
+            end = start + length
         self._zeros(content.size - end + -content.size % BLOCK)
 
     def _zeros(self, size: int) -> None:

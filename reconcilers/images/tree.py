@@ -28,14 +28,14 @@ class BadImage(Terminal):
 class Content(NamedTuple):
     """`size` bytes at `offset` of the source number `source`.
 
-    `pieces` of a sparse file: (where in the file, how many bytes) of what is stored, one after the
-    other from `offset` on; `size` is then what the file looks like. None: all of it is stored.
+    `pieces` of a sparse file, in order: (where in the file, how many bytes, where in the source) of
+    what is stored; `size` is then what the file looks like. None: all of it is, from `offset` on.
     """
 
     source: int
     offset: int
     size: int
-    pieces: tuple[tuple[int, int], ...] | None = None
+    pieces: tuple[tuple[int, int, int], ...] | None = None
 
 
 NOTHING = Content(-1, 0, 0)

@@ -73,6 +73,7 @@ class _Bare:
         layers: tuple[str, ...] = ("raw",),
         archive: str = "",
         base: tuple[str, ...] = (),
+        building: bool = False,
     ) -> VmmCommand:
         return VmmCommand((QEMU, *BARE, "-name", marker, *self._more))
 

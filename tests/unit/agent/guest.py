@@ -18,7 +18,8 @@ NAMES = [
     *("merge_check", "numbers", "pack", "packer", "reading", "staged", "trees", "unpack", "volume"),
 ]
 SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-WHERE = ['-DDATA="data"', '-DBASE="base"', '-DCONSOLE="console"', "-Wl,--wrap=renameat"]
+PLACES = {"DATA": "data", "SYSROOT": "data", "BASE": "base", "CONSOLE": "console"}
+WHERE = [*(f'-D{name}="{path}"' for name, path in PLACES.items()), "-Wl,--wrap=renameat"]
 TRANSFER = 64 << 20
 
 

@@ -1,6 +1,6 @@
 /* The agent's export and import on a directory of the host, under sanitizers: /data is `data` in the current directory,
  * what it once was is `base`, the disk is the file `transfer`.
- *   transfer_driver export | import | recover | cut N     cut: an import that ends before its Nth rename
+ *   transfer_driver export | root | import | recover | cut N     cut: an import that ends before its Nth rename
  *   transfer_driver changes 0|1 | merge theirs|dry|both|none */
 #include <errno.h>
 #include <fcntl.h>
@@ -47,6 +47,7 @@ int __wrap_renameat(int from, const char *old, int to, const char *new) {
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "export") == 0) transfer_export();
+    if (argc == 2 && strcmp(argv[1], "root") == 0) transfer_export_root();
     if (argc == 2 && strcmp(argv[1], "import") == 0) transfer_import();
     if (argc == 3 && strcmp(argv[1], "changes") == 0) transfer_changes(argv[2][0] == '1');
     if (argc == 3 && strcmp(argv[1], "merge") == 0) {

@@ -118,7 +118,7 @@ def test_a_sparse_file_is_the_stretches_that_are_stored(tmp_path: Path) -> None:
         assert isinstance(found, File)
         assert found.content.size == 40 << 30
         assert found.content.pieces is not None
-        assert sum(length for _, length in found.content.pieces) == 4096
+        assert sum(length for _, length, _ in found.content.pieces) == 4096
 
 
 GOOD = layer(("a", "d"), ("a/b", "-", b"x" * 700), ("c", "l", "a"), ("d" * 150, "-"), uid=1 << 22)

@@ -98,7 +98,9 @@ def test_the_tool_makes_of_it_what_was_meant(tmp_path: Path) -> None:
     )  # fmt: skip
     second = layer(("d" * 200 + "/" + "e" * 200, "h", "bin/ping"), uid=3 << 22)
     merge = merged(first, second)
-    merge.apply([Entry(b"holes", Kind.file, content=Content(0, 512, 100_000, ((70_000, 600),)))])
+    merge.apply(
+        [Entry(b"holes", Kind.file, content=Content(0, 512, 100_000, ((70_000, 600, 512),)))]
+    )
     complete(merge.tree, 2)
     data = written(merge.tree, tmp_path, first, second, CONTENTS)
     image = tmp_path / "image"

@@ -1,0 +1,132 @@
+"""What finished steps left: a disk for each, `builds/KEY`, whose layers are shared by hard links.
+
+A disk is there completely or not at all, by one rename; it holds links to all layers beneath its
+own, so that any of them may be removed at any time. What a VMM has written is never read here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from reconcilers import disk as disks
+from reconcilers import layers
+from reconcilers.builds.recipes import Stage
+from reconcilers.chain import Chain, Layer
+from reconcilers.facts import Disk
+from specs.errors import BoxError, HostError
+
+RECENT_SECONDS = 3600.0
+_WORKING = ".work-"
+_EMPTY = "empty"
+_KEY_LENGTH = 40  # hexadecimal digits of a key that name its folder
+
+
+class Cache:
+    """The folder of one home. Everything here blocks."""
+
+    def __init__(self, folder: Path, disk_mib: int) -> None:
+        self._folder = folder
+        self._disk_mib = disk_mib
+
+    def done(self, stages: Sequence[Stage]) -> int:
+        """How many of `stages`, from the first on, need not be run again."""
+        for count in range(len(stages), 0, -1):
+            folder = self._at(stages[count - 1].key)
+            with contextlib.suppress(BoxError, OSError):
+                if disks.observe(folder) is not None:
+                    os.utime(folder)  # when it was last used: `trim` goes by it
+                    return count
+        return 0
+
+    def fresh(self) -> Path:
+        """Where the next disk that is worked on may lie."""
+        return self._folder / f"{_WORKING}{secrets.token_hex(8)}"
+
+    def begin(self, key: str, working: Path) -> Disk:
+        """Make a disk at `working` that begins with what `key` left (nothing, where it is empty),
+        to be written by one machine. Raises BoxError, OSError.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        parent = self._at(key) if key else self._empty()
+        found = layers.read(parent)
+        if found is None:
+            raise HostError(f"{parent} is gone", fix="it is made again by the next try")
+        size = layers.size_mib(parent, found[0])
+        top = Layer(layers.new_file("qcow2"), size)
+        layers.make_fork(parent, working, Chain("build", (*found[0].layers, top), size))
+        return self._disk(working)
+
+    def drop(self, working: Path) -> None:
+        """Remove it, unless it was kept."""
+        shutil.rmtree(working, ignore_errors=True)
+
+    def keep(self, working: Path, key: str) -> None:
+        """What is on the disk `working` is what `key` leaves, from now on and after a power cut. No
+        VMM may have it open. Where another build was first, its disk stays.
+        """
+        top = self._disk(working).path
+        layers.set_mode(top, layers.FROZEN_MODE)
+        layers.sync(top)
+        layers.sync(working)
+        with contextlib.suppress(OSError):  # not empty: made meanwhile
+            working.rename(self._at(key))
+        layers.sync(self._folder)
+
+    def _disk(self, working: Path) -> Disk:
+        found = disks.observe(working)
+        if found is None:
+            raise HostError(f"{working} is gone")
+        return found
+
+    def trim(self, most: int) -> None:
+        """Remove the disks that were used least recently, until all together hold at most `most`
+        bytes of the host's disk. One used within the last hour stays: a build may go on from it.
+        """
+        recent = time.time() - RECENT_SECONDS
+        kept = sorted(self._disks(), key=lambda each: each.stat().st_mtime_ns, reverse=True)
+        held, counted = 0, set[int]()
+        for folder in kept:
+            with contextlib.suppress(FileNotFoundError):
+                for facts in (each.stat(follow_symlinks=False) for each in os.scandir(folder)):
+                    if facts.st_ino not in counted:
+                        counted.add(facts.st_ino)
+                        held += facts.st_blocks * 512
+                if held > most and folder.stat().st_mtime < recent:
+                    self._remove(folder)
+
+    def sweep(self) -> None:
+        """Remove what a killed controller had begun. Only while nothing is being built."""
+        for pattern in (f"{_WORKING}*", ".new-*"):
+            for leftover in self._folder.glob(pattern):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _at(self, key: str) -> Path:
+        return self._folder / key[:_KEY_LENGTH]
+
+    def _disks(self) -> list[Path]:
+        empty = self._empty_name()
+        return [each for each in self._folder.glob("[!.]*") if each.name != empty]
+
+    def _remove(self, folder: Path) -> None:
+        """By a rename first: no half of a disk under a name that is looked up."""
+        doomed = self.fresh()
+        with contextlib.suppress(OSError):
+            folder.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _empty_name(self) -> str:
+        return f"{_EMPTY}-{self._disk_mib}"
+
+    def _empty(self) -> Path:
+        """An empty file system, made once."""
+        folder = self._folder / self._empty_name()
+        if disks.observe(folder) is None:
+            with contextlib.suppress(OSError):  # not empty: made meanwhile
+                disks.create(folder, self._disk_mib)
+        return folder

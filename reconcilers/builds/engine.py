@@ -1,0 +1,229 @@
+"""Builds an image by its recipe: steps that nobody has run yet, the root handed out, a proof.
+
+Every step runs in a confined machine of its own on a disk that goes on from the former step's. The
+guest writes its root into an archive, which becomes an image as any tar file does; that is booted
+and its kernel proved before it gets its name. Whatever fails leaves the finished steps, and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from agent.process import GuestError
+from reconcilers.builds import handout
+from reconcilers.builds.cache import Cache
+from reconcilers.builds.recipes import Recipe, Stage, recipe_of
+from reconcilers.builds.stepvm import StepFailed, Steps
+from reconcilers.facts import MIB, Disk, Image
+from reconcilers.host import Host
+from reconcilers.images import about, building
+from reconcilers.images.progress import Progress
+from reconcilers.images.rootwrite import write_root
+from reconcilers.images.verify import hashes
+from reconcilers.inthread import to_end
+from reconcilers.mounts import Rules
+from reconcilers.throwaway import BUILDS, Throwaways, Work, shut_down
+from specs.boxfile import Boxfile, Data, Network
+from specs.errors import BoxError, ChannelError
+
+# Of the guest's root as an archive, and of the time in which it is written.
+ARCHIVE_MAX = 20 << 30
+HANDOUT_SECONDS = 1800.0
+
+
+async def build(
+    host: Host,
+    box: Boxfile,
+    rules: Callable[[], Rules],
+    progress: Progress,
+    *,
+    network: bool,
+    again: bool = False,
+) -> Image:
+    """The image that `box` starts from: that of its base, and its steps done on it.
+
+    `network`: the steps may have one. `again`: what the base stands for is looked up anew.
+    Cancelling this ends what runs, and clears it away. `progress` is told all of it, and how it
+    ended.
+
+    Raises StepFailed, BoxError, OSError.
+    """
+    return await building.told(progress, _made(host, box, rules, progress, network, again))
+
+
+async def for_start(
+    host: Host, box: Boxfile, rules: Callable[[], Rules], *, network: bool, again: bool
+) -> Image:
+    """`build` for a VM that is about to start. With `again` (`pull: always`) what cannot be looked
+    up is not started, as container engines do it; the reason says so.
+    """
+    progress = host.images.board.begin(box.name)
+    try:
+        return await build(host, box, rules, progress, network=network, again=again)
+    except StepFailed:
+        raise
+    except BoxError as error:
+        if again:
+            other = "or write pull: missing, which starts the image that is here"
+            error.fix = f"{error.fix}; {other}" if error.fix else other.removeprefix("or ")
+        raise
+
+
+async def _made(
+    host: Host,
+    box: Boxfile,
+    rules: Callable[[], Rules],
+    progress: Progress,
+    network: bool,
+    again: bool,
+) -> Image:
+    base = await building.of_base(host.images, box.base, rules, progress, again=again)
+    recipe = recipe_of(box, base.digest)
+    if recipe is None:
+        return base
+    async with host.queue.alone(recipe.digest, progress):
+        found = host.images.at(recipe.digest)
+        if found is not None:
+            return found
+        async with host.queue.place(progress):
+            return await _Build(host, box, base, recipe, network, progress).run()
+
+
+def sweep(host: Host) -> None:
+    """End and remove what an earlier controller left of any build (blocking). Raises OSError,
+    HostError.
+    """
+    Throwaways(host, BUILDS).sweep()
+    _cache(host).sweep()
+
+
+def _cache(host: Host) -> Cache:
+    return Cache(host.layout.builds, host.config.build_disk_mib)
+
+
+class _Build:
+    def __init__(
+        self,
+        host: Host,
+        box: Boxfile,
+        base: Image,
+        recipe: Recipe,
+        network: bool,
+        progress: Progress,
+    ) -> None:
+        self._host, self._base, self._recipe = host, base, recipe
+        self._machines = Throwaways(host, BUILDS)
+        self._cache = _cache(host)
+        self._progress = progress
+        variables = dict(each.split("=", 1) for each in about.environment_of(base))
+        self._steps = Steps(variables | box.env, host.config.build_step_seconds, progress)
+        self._readonly = box.readonly
+        self._box = Boxfile(
+            name=self._machines.named(recipe.digest),
+            accel=box.accel,
+            backend=box.backend,
+            isolation=box.isolation,
+            cpus=box.cpus,
+            ram_mib=box.ram_mib,
+            network=Network.bridge if network else Network.none,
+            data=Data(size_mib=host.config.build_disk_mib),
+        )
+
+    async def run(self) -> Image:
+        stages = self._recipe.stages
+        done = await asyncio.to_thread(self._cache.done, stages)
+        with ExitStack() as kept:
+            folder = self._host.layout.builds
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            archive = kept.enter_context(tempfile.TemporaryFile(dir=folder)).fileno()
+            os.ftruncate(archive, ARCHIVE_MAX)
+            for index in range(min(done, len(stages) - 1), len(stages)):
+                key = stages[index - 1].key if index else ""
+                last = index == len(stages) - 1
+                if index < done:  # all of them are
+                    await self._stage(stages[index].key, None, archive)
+                else:
+                    await self._stage(key, stages[index], archive if last else -1)
+            image = await self._image(archive)
+        most = self._host.config.build_cache_mib * MIB
+        await asyncio.to_thread(self._cache.trim, most)
+        return image
+
+    async def _stage(self, key: str, stage: Stage | None, archive: int) -> None:
+        """Run a stage on what `key` left, and keep it; with an archive, hand the root out."""
+        async with self._disk(key) as (folder, disk):
+            given = (archive, True) if archive >= 0 else None
+            work = Work(self._box, self._base, disk, given, building=True)
+            self._progress.stage(self._title(stage, 0))
+            async with self._machines.running(work) as machine:
+                if machine.no_network:
+                    self._progress.line(f"no network: {machine.no_network}".encode())
+                for index, step in enumerate(stage.steps if stage is not None else ()):
+                    self._progress.stage(self._title(stage, index))
+                    await self._steps.run(machine, step)
+                failure: BoxError | None = None
+                if given is not None:
+                    self._progress.stage("handing out the root")
+                    try:
+                        await machine.client.export_root(HANDOUT_SECONDS)
+                    except (GuestError, ChannelError) as error:
+                        failure = error  # what the steps left is good all the same
+                settled = await shut_down(machine.client)
+            if not settled:
+                raise failure or ChannelError("the machine of the build did not end in good order")
+            if stage is not None:
+                await to_end(partial(self._cache.keep, folder, stage.key))
+            if failure is not None:
+                raise failure
+
+    @contextlib.asynccontextmanager
+    async def _disk(self, key: str) -> AsyncIterator[tuple[Path, Disk]]:
+        """A disk that begins with what `key` left, gone afterwards unless it was kept."""
+        folder = self._cache.fresh()
+        try:
+            yield folder, await to_end(partial(self._cache.begin, key, folder))
+        finally:
+            await asyncio.shield(asyncio.to_thread(self._cache.drop, folder))
+
+    def _title(self, stage: Stage | None, index: int) -> str:
+        if stage is None:
+            return "handing out the root"
+        stages = self._recipe.stages
+        number = 1 + index + sum(len(each.steps) for each in stages[: stages.index(stage)])
+        return f"step {number} of {self._recipe.count}: {stage.steps[index].title}"
+
+    async def _image(self, archive: int) -> Image:
+        images, stop = self._host.images, threading.Event()
+        with images.scratch() as scratch:
+            ready = scratch / "ready"
+            await to_end(partial(self._write, archive, ready, stop), stop)
+            self._progress.stage("booting the new image")
+            await self._prove(ready / "root.squashfs")
+            return await to_end(partial(images.place, ready, self._recipe.digest))
+
+    def _write(self, archive: int, ready: Path, stop: threading.Event) -> None:
+        self._progress.stage("reading the root")
+        found = handout.loaded(archive)
+        write_root(found, ready / "root.squashfs", stop, self._progress)
+        text = about.on_top(self._base, self._recipe.count, found.devices)
+        (ready / about.NAME).write_text(text)
+
+    async def _prove(self, path: Path) -> None:
+        """Boot it as a sandbox would: its channel is open only with the kernel that was started."""
+        sha256, blake3 = await asyncio.to_thread(hashes, path)
+        image = Image(self._recipe.digest, sha256, path, blake3)
+        box = self._box.model_copy(update={"network": Network.none, "readonly": self._readonly})
+        async with (
+            self._disk("") as (_, disk),
+            self._machines.running(Work(box, image, disk)) as machine,
+        ):
+            await shut_down(machine.client)

@@ -1,0 +1,100 @@
+"""The disks that finished steps leave: whole or not at all, each for itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from reconcilers import disk as disks
+from reconcilers.builds.cache import RECENT_SECONDS, Cache
+from reconcilers.builds.recipes import Stage
+
+KEYS = tuple(f"{number}" * 64 for number in range(1, 4))
+STAGES = tuple(Stage(key, ()) for key in KEYS)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "builds", 64)
+
+
+def kept(cache: Cache, former: str, key: str, content: bytes = b"") -> None:
+    """A step that writes `content` into its layer, as a VMM would, was run."""
+    working = cache.fresh()
+    disk = cache.begin(former, working)
+    with open(disk.path, "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.write(content)
+    cache.keep(working, key)
+    cache.drop(working)
+
+
+def names(tmp_path: Path) -> list[str]:
+    return sorted(os.listdir(tmp_path / "builds"))
+
+
+def test_a_build_goes_on_after_the_last_step_that_is_there(cache: Cache, tmp_path: Path) -> None:
+    assert cache.done(STAGES) == 0
+    kept(cache, "", KEYS[0])
+    assert cache.done(STAGES) == 1
+    kept(cache, KEYS[0], KEYS[1])
+    assert cache.done(STAGES) == 2 and cache.done(STAGES[:1]) == 1
+    disk = cache.begin(KEYS[1], working := cache.fresh())
+    assert disk.formats == ("raw", "qcow2", "qcow2", "qcow2")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (*disk.beneath, disk.path)]
+    assert modes == [0o400, 0o400, 0o400, 0o600]
+    cache.drop(working)
+    assert not working.exists() and cache.done(STAGES) == 2
+
+
+def test_each_disk_is_whole_without_those_it_was_made_from(cache: Cache, tmp_path: Path) -> None:
+    kept(cache, "", KEYS[0])
+    kept(cache, KEYS[0], KEYS[1])
+    for name in names(tmp_path):
+        if not name.startswith(KEYS[1][:40]):
+            shutil.rmtree(tmp_path / "builds" / name)
+    assert cache.done(STAGES) == 2
+    kept(cache, KEYS[1], KEYS[2])
+    assert cache.done(STAGES) == 3
+
+
+def test_what_was_made_first_stays_and_one_with_a_hole_is_none(
+    cache: Cache, tmp_path: Path
+) -> None:
+    kept(cache, "", KEYS[0], b"first")
+    kept(cache, "", KEYS[0], b"second")
+    disk = disks.observe(tmp_path / "builds" / KEYS[0][:40])
+    assert disk is not None and disk.path.read_bytes().endswith(b"first")
+    assert names(tmp_path) == [KEYS[0][:40], "empty-64"]
+    disk.path.unlink()
+    assert cache.done(STAGES) == 0
+
+
+def test_a_killed_build_leaves_what_the_next_start_removes(cache: Cache, tmp_path: Path) -> None:
+    kept(cache, "", KEYS[0])
+    cache.begin(KEYS[0], cache.fresh())
+    (tmp_path / "builds/.new-abc").mkdir()
+    cache.sweep()
+    assert names(tmp_path) == [KEYS[0][:40], "empty-64"]
+
+
+def test_those_used_least_recently_go_first_and_recent_ones_stay(
+    cache: Cache, tmp_path: Path
+) -> None:
+    for key in KEYS:
+        kept(cache, "", key, os.urandom(1 << 20))
+    cache.trim(0)
+    assert len(names(tmp_path)) == 4, "a build may be about to go on from them"
+    for age, key in enumerate(KEYS):
+        path = tmp_path / "builds" / key[:40]
+        moment = path.stat().st_mtime - RECENT_SECONDS - 100 * (3 - age)
+        os.utime(path, (moment, moment))
+    assert cache.done(STAGES[:1]) == 1  # which uses it
+    cache.trim(9 << 20)
+    assert len(names(tmp_path)) == 4
+    cache.trim(2 << 20)
+    assert KEYS[0][:40] in names(tmp_path) and KEYS[1][:40] not in names(tmp_path)
