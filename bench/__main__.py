@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "noticed": line.noticed,
     "saved": line.saved,
     "exec": execute.execute,
+    "run": execute.fresh,
     "passes": fleet.passes,
     "growth": fleet.growth,
     "memory": fleet.memory,

@@ -1,7 +1,10 @@
-"""`box exec NAME -- true` as a whole process, over the interpreter doing nothing."""
+"""`box exec NAME -- true` as a whole process, over the interpreter doing nothing; and `box run`,
+over the boot that is in it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,9 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench import subject
+from bench.bare import Bare
 from bench.line import SMALL
 from bench.measure import Row, Target, ratios
-from tests.vm.harness import ROOT
+from tests.vm.harness import ROOT, until
 
 # Milliseconds are measured, so more pairs than elsewhere cost nothing and say more.
 PAIRS_FACTOR = 5
@@ -40,6 +44,37 @@ def execute(repeat: int) -> list[Row]:
         Row("exec", "box exec NAME -- true", "ms", tuple(ours), Target(150)),
         Row("exec", "python -I -c pass", "ms", tuple(bare)),
         Row("exec", "box exec over python", "x", ratios(ours, bare), Target(8, aim=4)),
+    ]
+
+
+def fresh(repeat: int) -> list[Row]:
+    """Interleaved pairs of a whole `box run NAME -- true` and of bare QEMU's boot."""
+    ours: list[float] = []
+    bare: list[float] = []
+    with subject.new_home() as home, TemporaryDirectory(prefix="boxbench-") as scratch:
+        home.put("guest", SMALL)
+        home.ready("guest")
+        yardstick = Bare.like(home, "guest")
+        home.put("guest", SMALL + subject.STOPPED)
+        until(lambda: not home.vmms("guest"), 60, "guest is stopped")
+        command = [*_box(Path(scratch)), "run", "guest", "--", "true"]
+
+        def measure_ours() -> None:
+            ours.append(_seconds(command, home.env))
+
+        def measure_bare() -> None:
+            bare.append(asyncio.run(yardstick.boot()))
+
+        halves = [measure_ours, measure_bare]
+        for turn in range(repeat):
+            for half in halves if turn % 2 else reversed(halves):
+                subject.wait_quiet(subject.pid_of(home))
+                subject.wait_host_idle()
+                half()
+    return [
+        Row("run", "box run NAME -- true", "s", tuple(ours)),
+        Row("run", "bare QEMU to the agent's word", "s", tuple(bare)),
+        Row("run", "box run over bare QEMU", "x", ratios(ours, bare), Target(1.5)),
     ]
 
 

@@ -75,11 +75,22 @@ def _texts(arguments: Iterable[str]) -> Iterator[Text | Problem]:
             yield from _folder(path)
         else:
             # A pipe is welcome here, unlike in the watched folder: `-f <(...)`.
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = _opened(path, argument)
             try:
                 yield argument, _bounded(descriptor, argument), _expected(path)
             finally:
                 os.close(descriptor)
+
+
+def _opened(path: Path, argument: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostError(
+            f"cannot be read: {error.strerror}",
+            where=visible(argument, 300),
+            fix="give a Boxfile, a folder of them, or - for standard input; box new writes one",
+        ) from error
 
 
 def _expected(path: Path) -> str | None:

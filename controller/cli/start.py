@@ -10,7 +10,7 @@ from pathlib import Path
 
 from controller.cli import examples, output
 from controller.cli.place import controller_runs, existing, home
-from specs.errors import BoxError, UsageError
+from specs.errors import BoxError, HostError, UsageError
 from specs.names import check_name
 
 DISTRIBUTION = "box-controller"
@@ -82,7 +82,14 @@ def schema(chosen: Namespace) -> int:
     if chosen.output is None or chosen.output == "-":
         print(text, end="")
         return 0
-    Path(chosen.output).write_text(text, encoding="utf-8")
+    try:
+        Path(chosen.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise HostError(
+            f"the schema cannot be written: {error.strerror}",
+            where=output.safe(chosen.output),
+            fix="name a file in a folder that exists and that you may write, or leave --output out",
+        ) from error
     print(
         f"wrote {output.safe(chosen.output)}. In a Boxfile, for editors with a YAML server:\n"
         f"# yaml-language-server: $schema={output.safe(Path(chosen.output).absolute())}"

@@ -31,7 +31,20 @@ SETTLE_SECONDS = 2.0
 PROGRESS_SECONDS = 5.0
 
 Check = Callable[[Layout, str], str | None]
-"""None once it holds, else what is in the way now, for the message of a timeout."""
+"""None once it holds, else what is in the way now, for the message of a timeout: an Obstacle where
+more is known to be done about it than to look.
+"""
+
+
+class Obstacle(str):
+    """What is in the way, and the `fix` for it, which may be empty."""
+
+    fix: str
+
+    def __new__(cls, text: str, fix: str) -> Obstacle:
+        made = super().__new__(cls, text)
+        made.fix = fix
+        return made
 
 
 class TimedOut(BoxError):
@@ -81,7 +94,7 @@ def until(layout: Layout, names: Iterable[str], check: Check, timeout: float) ->
                 raise TimedOut(
                     f"not within {output.span(timeout)}: {obstacle}",
                     where=name,
-                    fix=f"box describe {name}",
+                    fix=getattr(obstacle, "fix", "") or f"box describe {name}",
                 )
             time.sleep(POLL_SECONDS)
 
@@ -112,7 +125,8 @@ def _condition(text: str) -> Check:
         if one is None:
             return f"{wanted} has not been judged yet"
         if str(one.status) != wanted_status or not _judged_now(found, one.generation):
-            return f"{wanted} is {one.status}: " + _words(one, ", ")
+            fix = fix_for(layout, name, one, found.failure)
+            return Obstacle(f"{wanted} is {one.status}: " + _words(one, ", "), fix)
         return None
 
     return check
@@ -146,7 +160,7 @@ class AsDeclared:
         stopped = stopped and str(found.record.spec.state) == "stopped"  # type: ignore[union-attr]
         if str(ready.status) == "True" or (stopped and str(ready.reason) == "Stopped"):
             return None
-        return _words(ready, ": ")
+        return Obstacle(_words(ready, ": "), fix_for(layout, name, ready, found.failure))
 
     def _wrong(self, layout: Layout, found: View) -> str | None:
         """What stands against it. Hopeless once it has stood for a while, but for a layer that a

@@ -37,6 +37,8 @@ from .report import CHECKS, FAIL, Finding, Report, chosen, perform
 
 INTERRUPTED = 130
 
+BACKENDS = ("qemu", "firecracker", "krun", "podman")
+
 
 class Interrupted(BaseException):
     """A signal asked us to end. Not an Exception: no check may take it for a finding."""
@@ -132,7 +134,10 @@ def _parser() -> argparse.ArgumentParser:
         "box", metavar="BOX", nargs="?", help="the box command; several words when quoted"
     )
     parser.add_argument("isolation", nargs="?", choices=["strict", "standard"], default="strict")
-    parser.add_argument("backend", metavar="BACKEND", nargs="?", default="qemu")
+    parser.add_argument(
+        "backend", metavar="BACKEND", nargs="?", default="qemu", choices=BACKENDS,
+        help="what a Boxfile may name: %(choices)s",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the machine-readable report there")
     parser.add_argument(
         "--only", metavar="ID", action="append", default=[], help="this check or group alone"

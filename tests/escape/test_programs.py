@@ -85,6 +85,7 @@ def test_with_programs_it_asks_for_no_compiler(no_compiler: str, tmp_path: Path)
         (["sh", "--json", "/nowhere/report.json"], "there is no folder /nowhere"),
         (["sh", "--json", "/"], "/ is a folder"),
         (["sh", "--only", "jial"], "no such check: jial"),
+        (["sh", "strict", "badbackend"], "invalid choice: 'badbackend'"),
         (["sh", "--scale", "much"], "invalid float value: 'much'"),
         (["--compile", "/proc/nowhere"], "/proc/nowhere"),
     ],

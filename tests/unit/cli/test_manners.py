@@ -239,6 +239,18 @@ def on_terminal(home: Path, *arguments: str, **env: str) -> bytes:
     return shown
 
 
+@pytest.mark.parametrize(
+    "arguments", [("apply", "-f", "/nowhere/x.yaml"), ("schema", "--output", "/nowhere/x")]
+)
+def test_a_file_that_is_not_there_is_named_with_a_fix(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    done = box(tmp_path / "home", *arguments)
+    assert done.returncode == 1
+    assert text(done).startswith("box: /nowhere/x")
+    assert "No such file or directory" in text(done) and "\n  fix: " in text(done)
+
+
 def test_schema_is_the_parsers_own(tmp_path: Path) -> None:
     from specs.parse import boxfile_schema
 

@@ -124,6 +124,25 @@ def test_a_layer_whose_mending_fails_is_not(layout: Layout) -> None:
     assert seconds < 10
 
 
+@pytest.mark.parametrize("verb", ["wait", "apply"])
+def test_what_is_waited_for_in_vain_is_named_with_its_fix(layout: Layout, verb: str) -> None:
+    failed = Failure(step="start a confined VMM", message="no nft", fix="apt-get install nftables")
+    settle(
+        layout, conditions=(condition("Ready", "False", "BackingOff", "no nft"),), failure=failed
+    )
+    if verb == "apply":
+        status, shown, _ = apply_and_wait(layout, FERN)
+    else:
+        listener = bind(layout.socket)
+        try:
+            done = box(layout.home, "wait", "fern", "--for", "Ready", "--timeout", "300ms")
+        finally:
+            listener.close()
+        status, shown = done.returncode, text(done)
+    assert (status, "BackingOff" in shown) == (1, True)
+    assert "fix: apt-get install nftables" in shown
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_without_a_controller_nothing_is_as_declared(layout: Layout, before: bool) -> None:
     if before:
