@@ -79,6 +79,7 @@ static void begin_file(const struct archive_record *record, const char *name) {
         return;
     }
     if (record->number != 0 && record->number != ++merge.numbered) merge_malformed();
+    if (merge.numbered > ARCHIVE_NUMBERS_MAX) merge_malformed();
     merge.file = (struct arriving){.active = true, .fd = -1, .size = record->size, .number = record->number};
     text(merge.file.name, sizeof merge.file.name, "%s", name);
 }
@@ -86,6 +87,8 @@ static void begin_file(const struct archive_record *record, const char *name) {
 /* A record that stands for something in the present directory. */
 static void one(const struct archive_record *record, const char *name) {
     if (record->kind == ARCHIVE_TOP && (merge.depth != 1 || merge.index != 0)) merge_malformed();
+    /* What is there is ours meanwhile, or would be moved by the next start. */
+    if (merge.depth == 1 && (strcmp(name, STAGED_NEW) == 0 || strcmp(name, STAGED_READY) == 0)) merge_malformed();
     if (record->kind == ARCHIVE_FILE || record->kind == ARCHIVE_HARD) begin_file(record, name);
     if (record->kind == ARCHIVE_FOLDER || record->kind == ARCHIVE_PASS) push(record, name);
     else if (merge.applying) apply_record(&merge, record, name, check_verdict(merge.index));

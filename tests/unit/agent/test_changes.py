@@ -353,6 +353,8 @@ END = Record(Kind.END, size=1, length=5)
         [(Record(Kind.PASS, b"d"), b""), (Record(Kind.END), b"")],
         [(Record(Kind.LEAVE), b""), (Record(Kind.END), b"")],
         [(FILE, b""), (Record(Kind.TOP, change=4), b""), (Record(Kind.END, size=2), b"")],
+        [(FILE._replace(name=b".box-import-ready"), b""), (DATA, b"words"), (END, b"")],
+        [(Record(Kind.GONE, b".box-import-new"), b""), (Record(Kind.END, size=1), b"")],
         [(Record(99), b"")],
         [],
     ],
