@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import stat
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -397,3 +398,40 @@ def test_a_hostile_tree_is_told_and_applied_beside_a_canary(guest: Guest, tmp_pa
     hostile._check_depth(guest.data)
     for path in (fork, guest.data):
         hostile.remove(path)
+
+
+@pytest.mark.timeout(600)
+def test_changes_with_wrong_bytes_are_refused_or_stay_within(guest: Guest, tmp_path: Path) -> None:
+    """The list comes from a machine that a fork may have taken over."""
+    chance = random.Random(os.environ.get("BOX_FUZZ_SEED", "20261130"))
+    _base, fork = prepared(guest, tmp_path, "f", "d/g", "d/e/h", "gone/i")
+    shutil.rmtree(fork / "gone")
+    (fork / "d/g").write_text("new")
+    os.link(fork / "f", fork / "d/twin")
+    os.setxattr(fork / "d/e/h", "user.note", b"x")
+    (fork / "link").symlink_to("../../outside")
+    changes(guest, fork)
+    with guest.transfer.open("rb") as file:
+        whole = file.read(8192)
+    used = len(whole.rstrip(b"\0")) + 8
+    outside = tmp_path / "outside"
+    outside.write_text("untouched")
+    beside = sorted(os.listdir(tmp_path))
+    kept = tmp_path / "kept"
+    guest.data.rename(kept)
+    for _ in range(int(os.environ.get("BOX_FUZZ_ROUNDS", "150"))):
+        shutil.copytree(kept, guest.data, symlinks=True)
+        made = bytearray(whole)
+        for _ in range(chance.choice([1, 1, 2, 5])):
+            made[chance.randrange(16, used)] = chance.choice([0, 1, 2, 9, 10, 11, 0xFF, 0x2F])
+        guest.transfer.write_bytes(made)
+        done = subprocess.run(
+            [guest.driver, "merge", "theirs"], cwd=guest.folder, capture_output=True, timeout=60
+        )
+        assert done.returncode in (0, 127), (bytes(made[:used]).hex(), done.stderr)
+        if done.returncode == 0:
+            Told.read(done.stdout)
+        remove(guest.data)
+        assert outside.read_text() == "untouched"
+    kept.rename(guest.data)
+    assert sorted(os.listdir(tmp_path)) == beside
