@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from controller.cli import output
+from controller.cli.beside import Beside
 from controller.cli.data import ERASED, fate
 from controller.cli.fixes import fix_for
 from controller.cli.place import controller_runs, needed, not_running
@@ -78,25 +79,29 @@ def until(layout: Layout, names: Iterable[str], check: Check, timeout: float) ->
     next_look = started
     told = ""
     for name in names:
-        while (obstacle := check(layout, name)) is not None or (check is not gone and not seen_up):
-            now = time.monotonic()
-            if now >= next_look:
-                seen_up = controller_runs(layout)
-                next_look = now + (UP_CHECK_SECONDS if seen_up else POLL_SECONDS)
-                if not seen_up and now - started >= UP_CHECK_SECONDS:  # it may just be starting
-                    raise not_running(layout)
-                if seen_up and obstacle is None:
-                    continue
-            if obstacle not in (None, told) and now - started >= PROGRESS_SECONDS:
-                told = obstacle or ""
-                output.note(f"{name}: waiting: {told}")
-            if obstacle is not None and now - started >= timeout:
-                raise TimedOut(
-                    f"not within {output.span(timeout)}: {obstacle}",
-                    where=name,
-                    fix=getattr(obstacle, "fix", "") or f"box describe {name}",
-                )
-            time.sleep(POLL_SECONDS)
+        with Beside(layout, name) as beside:
+            while (obstacle := check(layout, name)) is not None or (
+                check is not gone and not seen_up
+            ):
+                now = time.monotonic()
+                if now >= next_look:
+                    seen_up = controller_runs(layout)
+                    next_look = now + (UP_CHECK_SECONDS if seen_up else POLL_SECONDS)
+                    if not seen_up and now - started >= UP_CHECK_SECONDS:  # it may just be starting
+                        raise not_running(layout)
+                    if seen_up and obstacle is None:
+                        continue
+                shown = beside.look()
+                if obstacle not in (None, told) and now - started >= PROGRESS_SECONDS and not shown:
+                    told = obstacle or ""
+                    output.note(f"{name}: waiting: {told}")
+                if obstacle is not None and now - started >= timeout:
+                    raise TimedOut(
+                        f"not within {output.span(timeout)}: {obstacle}",
+                        where=name,
+                        fix=getattr(obstacle, "fix", "") or f"box describe {name}",
+                    )
+                time.sleep(POLL_SECONDS)
 
 
 def _condition(text: str) -> Check:

@@ -104,6 +104,7 @@ def test_an_ordinary_user_starts_from_a_registrys_image(served: Registry) -> Non
             os.chown(path, someone.uid, someone.gid)
         home.start()
         home.put("ash", TEXT + f"base: {served.host}/team/app:1\n")
+        assert b"ash: its image is ready" in home.box("build", "ash", "--pull").stdout
         home.ready("ash")
         says_what_it_should(home, "ash")
         [image] = (home.path / "images").glob("*/root.squashfs")
@@ -111,6 +112,7 @@ def test_an_ordinary_user_starts_from_a_registrys_image(served: Registry) -> Non
         assert b"drwxr-xr-x 0/0 " in listing.stdout.splitlines()[0], "the root is root's"
         home.box("delete", "ash")
         home.nothing_left("ash")
+        assert b"removed 1 image" in home.box("images", "--prune").stdout
 
 
 def pullers(home: CaseHome) -> list[int]:

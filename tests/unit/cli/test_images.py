@@ -17,6 +17,7 @@ from reconcilers.images.progress import Progress
 from reconcilers.images.store import Images
 from reconcilers.layout import Layout
 from tests.unit.cli.hostservice import serving
+from tests.unit.cli.settled import condition, settle
 from tests.unit.cli.support import ARGV, ROOT, box, environment, text
 
 DIGEST = "0123456789ab" + "c" * 52
@@ -75,30 +76,64 @@ async def test_whoever_stops_watching_is_told_that_it_goes_on(layout: Layout) ->
         assert service.images.found.seen().state == "running"
 
 
+class OnTerminal:
+    """A command with a terminal for both outputs, and what it has shown."""
+
+    def __init__(self, layout: Layout, *arguments: str) -> None:
+        self._layout, self._arguments = layout, arguments
+        self._ours, self._theirs = pty.openpty()
+        self.shown = ""
+
+    async def until(self, text: str) -> None:
+        limit = time.monotonic() + 30
+        while text not in self.shown and time.monotonic() < limit:
+            self.shown += (await asyncio.to_thread(os.read, self._ours, 4096)).decode()
+        assert text in self.shown
+
+    async def start(self) -> None:
+        self._child = await asyncio.create_subprocess_exec(
+            *ARGV, *self._arguments, env=environment(self._layout.home), cwd=ROOT,
+            stdout=self._theirs, stderr=self._theirs,
+        )  # fmt: skip
+        os.close(self._theirs)
+
+    async def end(self) -> int:
+        with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
+            while part := await asyncio.to_thread(os.read, self._ours, 4096):
+                self.shown += part.decode()
+        os.close(self._ours)
+        return await self._child.wait()
+
+
 async def test_a_terminal_gets_a_bar_that_leaves_no_trace(layout: Layout) -> None:
     async with serving(layout.socket) as service:
         progress = service.images.found = Progress()
         progress.stage("fetching x")
         progress.bytes(1 << 20, 4 << 20)
-        ours, theirs = pty.openpty()
-        child = await asyncio.create_subprocess_exec(
-            *ARGV, "build", "agent", env=environment(layout.home), cwd=ROOT,
-            stdout=theirs, stderr=theirs,
-        )  # fmt: skip
-        os.close(theirs)
-        shown = ""
-        limit = time.monotonic() + 30
-        while " 25%" not in shown and time.monotonic() < limit:
-            shown += (await asyncio.to_thread(os.read, ours, 4096)).decode()
-        assert "fetching x  [######------------------]  25%  1.0 MiB/4.0 MiB" in shown
+        terminal = OnTerminal(layout, "build", "agent")
+        await terminal.start()
+        await terminal.until("fetching x  [######------------------]  25%  1.0 MiB/4.0 MiB")
         progress.line(b"a line")
         progress.succeeded(DIGEST)
-        with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
-            while part := await asyncio.to_thread(os.read, ours, 4096):
-                shown += part.decode()
-        assert await child.wait() == 0
-        os.close(ours)
-    assert shown.endswith("\r\x1b[Ka line\r\nagent: its image is ready: 0123456789ab\r\n")
+        assert await terminal.end() == 0
+    ready = "\r\x1b[Ka line\r\nagent: its image is ready: 0123456789ab\r\n"
+    assert terminal.shown.endswith(ready)
+
+
+async def test_whoever_waits_on_a_terminal_sees_it_as_well(layout: Layout) -> None:
+    settle(layout, "agent", conditions=(condition("Ready", "False", "Starting"),))
+    async with serving(layout.socket) as service:
+        progress = service.images.found = Progress()
+        progress.stage("fetching x")
+        terminal = OnTerminal(layout, "wait", "agent", "--for", "Ready", "--timeout", "60s")
+        await terminal.start()
+        await terminal.until("fetching x")
+        progress.line(b"a line")
+        await terminal.until("a line")
+        progress.succeeded(DIGEST)
+        settle(layout, "agent")
+        assert await terminal.end() == 0
+    assert terminal.shown.endswith("\r\x1b[Kagent: Ready\r\n")
 
 
 def test_a_bar_says_what_is_known() -> None:
