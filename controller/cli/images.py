@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from controller.cli import output
 from controller.cli.client import call
-from controller.cli.place import existing, needed
+from controller.cli.place import controller_runs, existing, needed, not_running
 from controller.cli.progress import Watched
+from controller.cli.view import view
 from reconcilers.layout import Layout
 from specs.errors import BoxError, UsageError
 from specs.names import check_name
@@ -23,7 +24,8 @@ from specs.names import check_name
 if TYPE_CHECKING:
     from reconcilers.images.stored import Stored
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.1
+TAKEN_UP_SECONDS = 5.0
 MIB = 1 << 20
 
 
@@ -33,9 +35,9 @@ class BuildFailed(BoxError):
 
 def build(chosen: Namespace) -> int:
     layout, name = needed(), check_name(chosen.name)
-    path = f"/v1/sandboxes/{name}/build"
     body = json.dumps({"pull": chosen.pull}).encode()
-    run = int(call(layout, "POST", path, body)["run"])
+    _until_taken_up(layout, name)
+    run = int(call(layout, "POST", f"/v1/sandboxes/{name}/build", body)["run"])
     try:
         seen = _watch(layout, name, run)
     except KeyboardInterrupt:
@@ -46,6 +48,17 @@ def build(chosen: Namespace) -> int:
         raise BuildFailed(message, where=name, fix=output.safe(seen["fix"], 1000))
     print(f"{name}: its image is ready: {output.safe(seen['digest'])[:12]}")
     return 0
+
+
+def _until_taken_up(layout: Layout, name: str) -> None:
+    """A Boxfile that was written a moment ago is meant, not the one before it."""
+    from controller.cli.waiting import taken_up
+
+    if not controller_runs(layout):
+        raise not_running(layout)
+    limit = time.monotonic() + TAKEN_UP_SECONDS
+    while not taken_up(layout, view(layout, name)) and time.monotonic() < limit:
+        time.sleep(POLL_SECONDS)
 
 
 def _watch(layout: Layout, name: str, run: int) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def _condition(text: str) -> Check:
             found = view(layout, name)
         except NoSandbox:
             return "it does not exist"
-        if not _current(layout, found):
+        if not taken_up(layout, found):
             return "the controller has not taken the Boxfile up yet"
         one = found.condition(wanted)
         if one is None:
@@ -150,7 +150,7 @@ class AsDeclared:
         wrong = self._wrong(layout, found)
         if wrong is not None:
             return wrong
-        if not _current(layout, found):
+        if not taken_up(layout, found):
             return "the controller has not taken the Boxfile up yet"
         ready = found.condition("Ready")
         if ready is None or not _judged_now(found, ready.generation):
@@ -213,7 +213,7 @@ def gone(layout: Layout, name: str) -> str | None:
     return "the controller is not done yet"
 
 
-def _current(layout: Layout, found: View) -> bool:
+def taken_up(layout: Layout, found: View) -> bool:
     """False while the record is of an older Boxfile than the valid one in the folder."""
     from specs.parse import parse_boxfile
 

@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 from controller.cli.progress import bar, size
+from controller.store import Record, Store
 from reconcilers.images.progress import Progress
 from reconcilers.images.store import Images
 from reconcilers.layout import Layout
+from specs.boxfile import Boxfile
 from tests.unit.cli.hostservice import serving
 from tests.unit.cli.settled import condition, settle
 from tests.unit.cli.support import ARGV, ROOT, box, environment, text
@@ -24,6 +26,7 @@ DIGEST = "0123456789ab" + "c" * 52
 
 
 async def test_what_a_build_prints_is_shown_escaped_and_once(layout: Layout) -> None:
+    settle(layout, "agent")
     async with serving(layout.socket) as service:
         progress = service.images.found = Progress()
         progress.stage("fetching x")
@@ -42,6 +45,7 @@ async def test_what_a_build_prints_is_shown_escaped_and_once(layout: Layout) -> 
 
 
 async def test_a_failed_build_ends_with_its_reason(layout: Layout) -> None:
+    settle(layout, "agent")
     async with serving(layout.socket) as service:
         progress = service.images.found = Progress()
         progress.line(b"E: no such package")
@@ -59,6 +63,7 @@ async def test_a_failed_build_ends_with_its_reason(layout: Layout) -> None:
 
 
 async def test_whoever_stops_watching_is_told_that_it_goes_on(layout: Layout) -> None:
+    settle(layout, "agent")
     async with serving(layout.socket) as service:
         service.images.found = Progress()
         service.images.found.line(b"one")
@@ -106,6 +111,7 @@ class OnTerminal:
 
 
 async def test_a_terminal_gets_a_bar_that_leaves_no_trace(layout: Layout) -> None:
+    settle(layout, "agent")
     async with serving(layout.socket) as service:
         progress = service.images.found = Progress()
         progress.stage("fetching x")
@@ -134,6 +140,22 @@ async def test_whoever_waits_on_a_terminal_sees_it_as_well(layout: Layout) -> No
         settle(layout, "agent")
         assert await terminal.end() == 0
     assert terminal.shown.endswith("\r\x1b[Kagent: Ready\r\n")
+
+
+async def test_a_build_means_the_boxfile_that_was_written_last(layout: Layout) -> None:
+    settle(layout, "agent")
+    (layout.boxes / "agent.box.yaml").write_text("cpus: 2\n")
+    assert "the controller is not running" in text(box(layout.home, "build", "agent"))
+    async with serving(layout.socket) as service:
+        asked = asyncio.ensure_future(asyncio.to_thread(box, layout.home, "build", "agent"))
+        await asyncio.sleep(1)
+        assert service.images.asked == []
+        spec = Boxfile(name="agent", cpus=2)
+        Store(layout).save(Record(name="agent", generation=3, spec=spec, source="agent.box.yaml"))
+        service.images.found = Progress()
+        service.images.found.succeeded(DIGEST)
+        assert (await asked).returncode == 0
+        assert service.images.asked == [("build", "agent", False)]
 
 
 def test_a_bar_says_what_is_known() -> None:
