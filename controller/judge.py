@@ -110,6 +110,9 @@ def _ready(entry: Entry, observed: Observed, blocked: Blocked | None) -> Answer:
     if entry.run is not None:
         return Status.false, Reason.Stopped, "a VM is there for one command of box run"
     if box.state == "stopped":
+        if isinstance(observed.vmm, Vmm):  # it has its disk open, and others wait for that
+            failed = entry.failure.message if entry.failure is not None else ""
+            return Status.false, Reason.Stopping, failed or "state: stopped; its VM is being ended"
         return Status.false, Reason.Stopped, "state: stopped"
     return _up(entry, observed, blocked)
 

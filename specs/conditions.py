@@ -64,6 +64,7 @@ class Reason(StrEnum):
     # Ready
     GuestReady = "GuestReady"  # the agent answered its last ping
     Starting = "Starting"  # the VM is on its way up
+    Stopping = "Stopping"  # `state: stopped`, and its VM has not ended yet
     Stopped = "Stopped"  # `state: stopped`, as asked for
     MountRefused = "MountRefused"  # a host directory is missing or may not be shared
     BackingOff = "BackingOff"  # the last attempt failed; the next one has a time
