@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from controller import mountrules
 from controller.desired import build_network
 from controller.entry import Entry
 from controller.inventory import Inventory
-from reconcilers.builds import engine, recipes
+from reconcilers.builds import cache, engine, recipes
 from reconcilers.host import Host
 from reconcilers.images.progress import Progress, Seen
 from reconcilers.images.stored import Stored, stored
@@ -71,12 +73,19 @@ class ImageVerbs:
         unused = [each for each in await self.images() if not each.used_by]
         if dry_run:
             return unused
-        for digest in (each.digest for each in unused):
+        doomed = list[Path]()
+        for digest, kind in ((each.digest, each.kind) for each in unused):
             # Looked at again together with the discarding, so that no sandbox can come in between:
             # what uses an image is decided on this very thread.
             for _ in range(PLACING_TRIES):
                 now = {each.digest: each for each in self._stored()}.get(digest)
                 if now is None or now.used_by:
+                    break
+                if kind == "step":
+                    # No build depends on it: each disk has links to all layers beneath its own.
+                    if (left := cache.discard(self._host.layout.builds, digest)) is not None:
+                        doomed.append(left)
+                        gone.append(now)
                     break
                 if images.discard(digest):
                     gone.append(now)
@@ -84,6 +93,8 @@ class ImageVerbs:
                 await asyncio.sleep(PLACING_SECONDS)
         await asyncio.to_thread(images.forget, [name for each in gone for name in each.names])
         await asyncio.to_thread(images.clear)
+        for left in doomed:
+            await asyncio.to_thread(shutil.rmtree, left, ignore_errors=True)
         return gone
 
     async def close(self) -> None:

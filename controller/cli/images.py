@@ -114,23 +114,29 @@ def _prune(chosen: Namespace) -> int:
     if found:
         _table(found)
     total = _mib(sum(int(each["bytes"]) for each in found))
-    count = f"{len(found)} image{'' if len(found) == 1 else 's'}"
+    count = " and ".join(filter(None, (_count(found, "image"), _count(found, "step"))))
     done = f"would be removed: {count}, {total}" if chosen.dry_run else f"removed {count}: {total}"
-    print(done if found else "every image is used by a sandbox")
+    print(done if found else "every image is used by a sandbox, and so is every finished step")
     return 0
+
+
+def _count(found: list[dict[str, Any]], kind: str) -> str:
+    count = sum(each["kind"] == kind for each in found)
+    return f"{count} {kind}{'' if count == 1 else 's'}" if count else ""
 
 
 def _table(found: list[dict[str, Any]]) -> None:
     rows = [
         [
             ", ".join(each["names"]) or "-",
+            each["kind"],
             str(each["digest"])[:12],
             _mib(int(each["bytes"])),
             ", ".join(each["used_by"]) or "-",
         ]
         for each in found
     ]
-    output.print_table(["NAME", "DIGEST", "SIZE", "USED BY"], rows)
+    output.print_table(["NAME", "KIND", "DIGEST", "SIZE", "USED BY"], rows)
 
 
 def _mib(size: int) -> str:

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from reconcilers import disk as disks
@@ -25,6 +25,39 @@ RECENT_SECONDS = 3600.0
 _WORKING = ".work-"
 _EMPTY = "empty"
 _KEY_LENGTH = 40  # hexadecimal digits of a key that name its folder
+
+
+def folder_of(key: str) -> str:
+    """How the folder of what `key` left is called."""
+    return key[:_KEY_LENGTH]
+
+
+def kept(folder: Path) -> Iterator[tuple[str, int]]:
+    """What finished steps left in the folder of one home: what each is called, and the bytes of its
+    own layer on the host's disk. Raises OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for each in sorted(folder.glob("[!.]*")):
+            if not each.name.startswith(_EMPTY):
+                yield each.name, _own_bytes(each)
+
+
+def discard(folder: Path, name: str) -> Path | None:
+    """Take it out of use by one rename; what is left to be removed, None when it is gone already.
+    Raises OSError.
+    """
+    doomed = folder / f"{_WORKING}{secrets.token_hex(8)}"
+    with contextlib.suppress(FileNotFoundError):
+        (folder / name).rename(doomed)
+        return doomed
+    return None
+
+
+def _own_bytes(disk: Path) -> int:
+    with contextlib.suppress(BoxError, OSError):
+        if (found := layers.read(disk)) is not None:
+            return (disk / found[0].top.file).lstat().st_blocks * 512
+    return 0  # it cannot be used, and may go
 
 
 class Cache:
@@ -107,7 +140,7 @@ class Cache:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def _at(self, key: str) -> Path:
-        return self._folder / key[:_KEY_LENGTH]
+        return self._folder / folder_of(key)
 
     def _disks(self) -> list[Path]:
         empty = self._empty_name()

@@ -1,17 +1,19 @@
-"""What lies in the folder of images: each with its names, its size and who uses it.
+"""What is kept for the next start: images, and the finished steps of builds, with who uses them.
 
-Changes nothing. An image without a name is one whose name means another by now.
+Changes nothing. An image without a name is one whose name means another by now, or one that steps
+made.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from reconcilers import launchrecord
-from reconcilers.builds import recipes
+from reconcilers.builds import cache, recipes
 from reconcilers.facts import Image
 from reconcilers.images.store import Images
 from reconcilers.layout import Layout
@@ -24,18 +26,22 @@ OWN = "builtin:busybox"
 
 @dataclass(frozen=True)
 class Stored:
-    """One image. `bytes` is what it takes on the disk, `used_by` names sandboxes, or ITSELF."""
+    """One image, or what a step of a build left. `bytes` is what it takes on the disk; `used_by`
+    names sandboxes, or ITSELF. The digest of a step is the key of its folder.
+    """
 
     digest: str
     names: tuple[str, ...]
     bytes: int
     used_by: tuple[str, ...]
+    kind: Literal["image", "step"] = "image"
 
 
 def stored(
     images: Images, layout: Layout, specs: Mapping[str, Boxfile | None]
 ) -> tuple[Stored, ...]:
-    """Every image of the home, of which `specs` are all sandboxes; those in use first.
+    """Everything of the home, of which `specs` are all sandboxes; images first, and of each kind
+    those in use.
 
     A sandbox uses what its Boxfile means, also while it is stopped, and what its VM was started
     from. Raises HostError, OSError: what cannot be read is not taken for unused.
@@ -52,7 +58,25 @@ def stored(
         )
         for digest in here
     ]
-    return tuple(sorted(found, key=lambda each: (not each.used_by, each.names, each.digest)))
+    found += _steps(images, layout, specs)
+    return tuple(
+        sorted(found, key=lambda each: (each.kind, not each.used_by, each.names, each.digest))
+    )
+
+
+def _steps(images: Images, layout: Layout, specs: Mapping[str, Boxfile | None]) -> Iterator[Stored]:
+    users: dict[str, set[str]] = {}
+    titles: dict[str, str] = {}
+    for name, spec in specs.items():
+        base = images.digest_for(spec.base) if spec is not None else ""
+        recipe = recipes.recipe_of(spec, base) if spec is not None and base else None
+        for stage in recipe.stages if recipe is not None else ():
+            key = cache.folder_of(stage.key)
+            users.setdefault(key, set()).add(name)
+            titles[key] = stage.steps[-1].title
+    for key, size in cache.kept(layout.builds):
+        names = (titles[key],) if key in titles else ()
+        yield Stored(key, names, size, tuple(sorted(users.get(key, ()))), "step")
 
 
 def _users(

@@ -176,8 +176,8 @@ def test_images_are_listed_without_a_controller(layout: Layout, tmp_path: Path) 
     (layout.boxes / "fern.box.yaml").write_text(f"base: rootfs:{root}\n")
     built = Images(layout.images).build(f"rootfs:{root}")
     head, row = text(box(layout.home, "images")).splitlines()
-    assert head.split() == ["NAME", "DIGEST", "SIZE", "USED", "BY"]
-    assert row.split()[:2] == [f"rootfs:{root}", built.digest[:12]]
+    assert head.split() == ["NAME", "KIND", "DIGEST", "SIZE", "USED", "BY"]
+    assert row.split()[:3] == [f"rootfs:{root}", "image", built.digest[:12]]
     [found] = json.loads(box(layout.home, "images", "-o", "json").stdout)["images"]
     assert found["digest"] == built.digest and found["bytes"] >= 4096
 

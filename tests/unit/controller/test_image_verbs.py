@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from controller.imageverbs import ImageVerbs
 from controller.inventory import Inventory
 from controller.records import Record
 from controller.store import Store
+from reconcilers.builds import cache, recipes
 from reconcilers.images import sources
 from reconcilers.images.progress import Seen
 from reconcilers.images.store import Images
@@ -151,6 +153,37 @@ async def test_only_what_nobody_uses_is_pruned(made: Made) -> None:
     assert left == {image.digest: ("kept",), own.digest: ("box",)}
     assert made.images.digest_for(f"rootfs:{gone}") == "", "it is looked up anew"
     assert {path.name for path in made.layout.images.iterdir()} == {*left, "refs.toml"}
+
+
+@pytest.mark.skipif(
+    not shutil.which("mke2fs", path=f"{os.environ['PATH']}:/usr/sbin"), reason="no e2fsprogs"
+)
+async def test_what_steps_left_goes_with_the_last_boxfile_that_has_them(made: Made) -> None:
+    root = made.sandbox("web")
+    made.images.build(f"rootfs:{root}")
+    entry = made.inventory.entries["web"]
+    spec = Boxfile(name="web", state=State.stopped, base=f"rootfs:{root}", run=("one", "two"))
+    entry.record = replace(entry.record, spec=spec, spec_digest=spec.digest())
+    recipe = recipes.recipe_of(spec, made.images.digest_for(spec.base))
+    assert recipe is not None
+    keys = [stage.key for stage in recipe.stages]
+    steps = cache.Cache(made.layout.builds, 64)
+    for former, key in (("", keys[0]), (keys[0], keys[1]), (keys[0], "f" * 64)):
+        steps.begin(former, working := steps.fresh())
+        steps.keep(working, key)
+    found = [each for each in await made.verbs.images() if each.kind == "step"]
+    assert [each.used_by for each in found] == [("web",), ("web",), ()]
+    assert all(each.bytes > 0 for each in found)
+    [gone] = await made.verbs.prune(dry_run=False)
+    assert gone.digest == "f" * 40
+    assert steps.done(recipe.stages) == 2
+    # Another recipe, say a line that was changed: the step that both begin with stays.
+    spec = spec.model_copy(update={"run": ("one", "three")})
+    entry.record = replace(entry.record, spec=spec, spec_digest=spec.digest())
+    [gone] = await made.verbs.prune(dry_run=False)
+    assert (gone.digest, gone.names) == (keys[1][:40], ())
+    assert steps.done(recipe.stages) == 1
+    assert not list(made.layout.builds.glob(".*"))
 
 
 async def test_no_image_goes_that_a_build_is_about_to_give(made: Made) -> None:
