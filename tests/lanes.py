@@ -35,8 +35,11 @@ BUSY = pytest.StashKey[list[Callable[[], bool]]]()
 LONGEST = (
     "tests/escape/test_suite.py",
     "tests/vm/test_network_life.py",
+    "tests/vm/test_run.py",
     "tests/escape/test_sabotage.py",
     "tests/vm/test_crash.py",
+    "tests/vm/test_builds.py",
+    "tests/vm/test_fork_changes.py",
     "tests/vm/test_deletion.py",
     "tests/vm/test_network_walls.py",
     "tests/vm/test_mounts.py",
