@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import string
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -32,30 +33,6 @@ variables = st.text(
 label_keys = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,20}", fullmatch=True)
 
 
-def boxfiles() -> st.SearchStrategy[Boxfile]:
-    """Any Boxfile that this version accepts."""
-    return st.builds(
-        Boxfile,
-        name=names,
-        state=st.sampled_from(["running", "stopped"]),
-        backend=st.sampled_from([None, "qemu"]),
-        accel=st.sampled_from(["auto", "kvm", "tcg"]),
-        isolation=st.sampled_from(["strict", "standard"]),
-        cpus=st.integers(1, 16),
-        ram_mib=st.integers(128, RAM_MIB_MAX),
-        readonly=st.booleans(),
-        timeout_seconds=st.integers(0, TIMEOUT_MAX),
-        env=st.dictionaries(variables, texts, max_size=4),
-        labels=st.dictionaries(label_keys, lines, max_size=4),
-        data=st.builds(
-            Data,
-            size_mib=st.integers(16, DATA_MIB_MAX),
-            on_delete=st.sampled_from(["keep", "erase"]),
-        ),
-        restart=st.sampled_from(["always", "never"]),
-    )
-
-
 _accounts = st.from_regex(r"[a-z_][a-z0-9_-]{0,8}", fullmatch=True)
 _paths = st.from_regex(r"/(etc|opt|home)(/[A-Za-z0-9 $'\"*;é-]{1,9}){1,3}", fullmatch=True)
 _files = st.one_of(
@@ -77,29 +54,55 @@ _files = st.one_of(
         st.integers(0, 0o7777),
     ),
 )
+_blueprints = st.fixed_dictionaries(
+    {},
+    optional={
+        "users": st.lists(
+            st.fixed_dictionaries(
+                {"name": _accounts, "groups": st.lists(_accounts, max_size=3)},
+                optional={"gecos": lines.filter(lambda text: ":" not in text)},
+            ),
+            max_size=3,
+            unique_by=lambda user: user["name"],
+        ),
+        "write_files": st.lists(_files, max_size=4),
+        "runcmd": st.lists(st.one_of(texts, st.lists(texts, min_size=1)), max_size=3),
+    },
+)
+_recipe: dict[str, st.SearchStrategy[Any]] = {
+    "packages": st.lists(st.from_regex(r"[a-z0-9][a-z0-9+.]{1,9}", fullmatch=True), max_size=4),
+    "run": st.lists(texts.filter(bool), max_size=3),
+    "pkgmgr": st.sampled_from([None, "apk", "apt", "dnf"]),
+    "blueprint": st.none() | _blueprints,
+}
+
+
+def boxfiles() -> st.SearchStrategy[Boxfile]:
+    """Any Boxfile that this version accepts."""
+    return st.builds(
+        Boxfile,
+        name=names,
+        state=st.sampled_from(["running", "stopped"]),
+        backend=st.sampled_from([None, "qemu"]),
+        accel=st.sampled_from(["auto", "kvm", "tcg"]),
+        isolation=st.sampled_from(["strict", "standard"]),
+        cpus=st.integers(1, 16),
+        ram_mib=st.integers(128, RAM_MIB_MAX),
+        readonly=st.booleans(),
+        timeout_seconds=st.integers(0, TIMEOUT_MAX),
+        env=st.dictionaries(variables, texts, max_size=4),
+        labels=st.dictionaries(label_keys, lines, max_size=4),
+        data=st.builds(
+            Data,
+            size_mib=st.integers(16, DATA_MIB_MAX),
+            on_delete=st.sampled_from(["keep", "erase"]),
+        ),
+        restart=st.sampled_from(["always", "never"]),
+        **_recipe,
+    )
 
 
 def recipes() -> st.SearchStrategy[Boxfile]:
     """Any Boxfile whose image is built."""
-    return st.builds(
-        Boxfile,
-        name=names,
-        packages=st.lists(st.from_regex(r"[a-z0-9][a-z0-9+.]{1,9}", fullmatch=True), max_size=4),
-        run=st.lists(texts.filter(bool), max_size=3),
-        pkgmgr=st.sampled_from([None, "apk", "apt", "dnf"]),
-        env=st.dictionaries(variables, texts, max_size=3),
-        blueprint=st.fixed_dictionaries(
-            {
-                "users": st.lists(
-                    st.fixed_dictionaries(
-                        {"name": _accounts, "groups": st.lists(_accounts, max_size=3)},
-                        optional={"gecos": lines.filter(lambda text: ":" not in text)},
-                    ),
-                    max_size=3,
-                    unique_by=lambda user: user["name"],
-                ),
-                "write_files": st.lists(_files, max_size=4),
-                "runcmd": st.lists(st.one_of(texts, st.lists(texts, min_size=1)), max_size=3),
-            }
-        ),
-    )
+    environment = st.dictionaries(variables, texts, max_size=3)
+    return st.builds(Boxfile, name=names, env=environment, **_recipe)

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
-
 import pytest
-import tomli_w
-from hypothesis import HealthCheck, given, settings
 
-from specs import boxfile
 from specs.blueprint import SCRIPT_MAX
-from specs.boxfile import Boxfile
-from specs.parse import render_yaml
 from tests.unit.specs.helpers import accepted, only_problem, place
-from tests.unit.specs.strategies import recipes
-
-
-@pytest.fixture(autouse=True)
-def built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boxfile, "WHOLE_FIELDS", frozenset[str]())
-
 
 NAMES = ["python3", "g++", "libc6:i386", "curl=7.88.1-10+deb12u5", "git/bookworm-backports"]
 NAMES += ["py3-pip~=23.1", "so:libssl.so.3", "@development-tools", "perl(Foo::Bar)", "0ad", "a>1.2"]
@@ -148,10 +134,3 @@ def test_base64_may_be_broken_into_lines() -> None:
     ).blueprint
     assert blueprint
     assert blueprint.write_files[0].decoded() == b"\0\1\2\xff"
-
-
-@given(recipes())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the same for every one
-def test_a_recipe_is_the_same_after_it_was_written_in_yaml_or_toml(box: Boxfile) -> None:
-    assert accepted(render_yaml(box), name=box.name) == box
-    assert Boxfile.model_validate(tomllib.loads(tomli_w.dumps(box.to_plain()))) == box

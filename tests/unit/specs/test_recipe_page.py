@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
-from specs import boxfile
 from specs.blueprint import Blueprint, Encoding, User, WrittenFile
 from specs.packages import check_package
 from specs.recipe import steps
@@ -14,11 +11,6 @@ from tests.pages import DOCS, boxfile_in
 from tests.unit.specs.helpers import accepted
 
 PAGE = (DOCS / "recipe.md").read_text()
-
-
-@pytest.fixture(autouse=True)
-def built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boxfile, "WHOLE_FIELDS", frozenset[str]())
 
 
 def test_the_example_is_accepted_and_has_the_steps_that_the_page_tells_of() -> None:
