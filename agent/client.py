@@ -30,6 +30,7 @@ SEND_SECONDS = 30.0
 REPLY_SECONDS = 10.0
 # Growing a file system writes to it, and an emulated guest is slow.
 RESIZE_SECONDS = 60.0
+POWER_OFF_SECONDS = 10.0
 UNANSWERED_MAX = 64
 _REPLY_WORDS = {1: "malformed", 2: "refused", 3: "failed"}
 
@@ -240,12 +241,13 @@ class AgentClient:
         """End all commands (SIGTERM, `grace` seconds, SIGKILL), unmount /data, power off.
 
         Returns when the guest has said that /data is safe and the channel has closed, or `timeout`
-        seconds after it said so. Raises ChannelError when the guest does not answer in `timeout`.
+        seconds after it said so, at most POWER_OFF_SECONDS. Raises ChannelError when the guest does
+        not answer in `timeout`.
         """
         body = struct.pack(">I", int(grace * 1000))
         await self._ask(Kind.SHUTDOWN, body, timeout)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(min(timeout, POWER_OFF_SECONDS)):
                 await self.closed.wait()
         await self.close()
 

@@ -42,7 +42,12 @@ class OneRun:
         return self._live is not None
 
     def key(self, settings: str) -> str:
-        """The launch key: no other start has it, so that this VM is never taken for another's."""
+        """The launch key: no other start has it, so that this VM is never taken for another's.
+
+        One that is up keeps its own, whatever its base has come to mean since.
+        """
+        if self._live is not None:
+            return self._live.record.key
         return hashlib.sha256(f"{settings} {self._nonce}".encode()).hexdigest()
 
     async def up(self) -> Live:
@@ -67,9 +72,12 @@ class OneRun:
         if self.over:
             if observed.nothing_runs:
                 self.gone.set()
+        elif self._live is not None:  # like any VM it may differ for a while, or not be readable
+            if observed.vmm is None:
+                self.end(HostError(why or "its VM is not up any more"))
         elif live is None or not _in_order(observed):
             self.end(HostError(why or "its VM is not up"))
-        elif self._live is None:
+        else:
             self._live = live
             self._decided.set()
 

@@ -19,8 +19,10 @@ from controller import commands
 from controller.diskuse import DiskUse
 from controller.entry import Entry
 from controller.inventory import Inventory
+from controller.judge import why_down
 from controller.onerun import OneRun
 from controller.service import Output
+from reconcilers.facts import Observed
 from reconcilers.live import Live
 from specs.boxfile import State
 from specs.errors import BoxError, HostError, NotUp, StillRunning
@@ -31,9 +33,9 @@ UNMOUNT_SECONDS = 60.0
 """How long its guest may take to write what it holds and unmount /data."""
 HANGING_SECONDS = 10.0
 """The same of a guest that did not even end a command at its time limit."""
-GONE_SECONDS = 3 * UNMOUNT_SECONDS
-"""How long a VM may take to go: that, the same for its channel to close (`AgentClient.shutdown`),
-to power off and to die of SIGKILL, and a pass that was on its way.
+GONE_SECONDS = 2 * UNMOUNT_SECONDS
+"""How long a VM may take to go: that, some 25 s to power off and to die of SIGKILL, and a pass that
+was on its way.
 """
 LOST = "its VM ended while the command ran, and how the command ended is unknown"
 
@@ -166,12 +168,12 @@ class RunCommand:
         self._exit = self._exit or how
 
     def _why(self) -> str:
-        entry, run = self._entry, self._run
-        if entry.removing:
+        if self._entry.removing:
             return ": the sandbox was deleted"
-        if run.failure is not None:
-            return f": {run.failure.message}"
-        return f": {entry.verdict.message}" if entry.over_ceiling else ""
+        failure = self._run.failure
+        # Its pass may be at it still, and says only at its end what it did.
+        why = failure.message if failure is not None else why_down(self._entry, Observed(), None)
+        return f": {why}" if why else ""
 
     def _leave(self) -> None:
         self._run.end()

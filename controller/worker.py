@@ -354,7 +354,7 @@ class Worker:
         except (BoxError, OSError):
             observed = Observed()
         self._report(entry, observed, Plan())
-        if entry.run is not None and not entry.run.over:
+        if entry.run is not None and not entry.run.over and not entry.run.is_up:
             entry.run.end(error if isinstance(error, BoxError) else HostError(str(error)))
             return Again(0.0)
         if entry.record.generation != generation:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from agent.messages import ExecRequest
 from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.onerun import OneRun
 from controller.records import Record
+from controller.runs import RunCommand
 from controller.store import Store
-from reconcilers.facts import Guest, Network, Observed, Vmm
+from reconcilers.facts import Guest, Network, Observed, Unknown, Vmm
 from reconcilers.layout import Layout
 from reconcilers.live import Live
 from specs.boxfile import Boxfile, State
@@ -72,6 +76,35 @@ async def test_it_is_up_once_and_gone_when_nothing_is_left() -> None:
         assert not run.gone.is_set()
     run.seen(None, NOTHING, "")
     assert run.gone.is_set()
+
+
+async def test_one_that_is_up_may_differ_for_a_while_but_not_be_gone() -> None:
+    run, held = OneRun(STOPPED), live()
+    run.seen(held, up(), "")
+    for differs in (up(FAULT), up(frozen=True), Observed(vmm=Unknown("a reason"))):
+        run.seen(held, differs, "")
+        assert not run.over
+    assert run.key("of another image") == RECORD.key
+    run.seen(None, NOTHING, "policy.toml forbids it")
+    assert run.over
+    assert run.failure is not None and run.failure.message == "policy.toml forbids it"
+
+
+async def test_a_signal_before_its_vm_is_up_ends_it(layout: Layout) -> None:
+    inventory, woken = Inventory(layout, Store(layout)), list[str]()
+    entry = inventory.entries["oak"] = Entry(Record(name="oak", spec=STOPPED))
+    entry.run = run = OneRun(STOPPED)
+    command = RunCommand(inventory, entry, run, ExecRequest((b"true",), {}), woken.append)
+    task = asyncio.create_task(command.live())
+    await asyncio.sleep(0)
+    await command.kill(2)
+    assert (run.over, woken) == (True, ["oak"])
+    assert await command.read() == ("end", b"")
+    with pytest.raises(BrokenPipeError):
+        await command.write(b"x")
+    run.seen(None, NOTHING, "")
+    assert (await command.wait()).shell_status == 130
+    await task
 
 
 async def test_the_first_reason_counts() -> None:
