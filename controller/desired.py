@@ -41,7 +41,7 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         return Desired(None, erase=_erase(entry, inventory) if entry.removing else None)
     if box.state is not State.running:
         return Desired(box)
-    former, entry.choice = entry.choice, await _choose(box, host, inventory)
+    former, entry.choice = entry.choice, await choose(box, host, inventory)
     if entry.choice.refused:
         if entry.choice != former:
             inventory.event(entry, "refused", f"{entry.choice.reason}: {entry.choice.message}")
@@ -80,7 +80,8 @@ def as_started(entry: Entry, why: str) -> Desired | None:
     return Desired(started, entry.live.record.key, keep_identity=True, held=why)
 
 
-async def _choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
+async def choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
+    """How its VM may run here, also by policy.toml. Raises HostError."""
     problems = await asyncio.to_thread(host.problems, box)
     if problems:
         raise HostError("; ".join(problems))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from controller import mountrules
-from controller.desired import build_network
+from controller.desired import build_network, choose
 from controller.entry import Entry
 from controller.inventory import Inventory
 from reconcilers.builds import cache, engine, recipes
@@ -118,6 +118,11 @@ class ImageVerbs:
         def rules() -> Rules:
             return mountrules.rules_for(self._host, self._inventory, name)
 
+        if recipes.has_steps(spec):  # in machines, which must be allowed as any other
+            choice = await choose(spec, self._host, self._inventory)
+            if choice.refused:
+                progress.failed(choice.message)
+                return
         building = engine.build(self._host, spec, rules, progress, network=network, again=pull)
         work = asyncio.ensure_future(building)
         try:

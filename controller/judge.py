@@ -8,6 +8,7 @@ from reconcilers.facts import Disk, Image, Observed, Vmm
 from reconcilers.plan import Blocked
 from reconcilers.steps import IMAGE_STEPS
 from specs.conditions import Condition, ConditionType, Reason, Status
+from specs.recipe import steps
 
 Answer = tuple[Status, Reason, str]
 NOT_OBSERVED: Answer = (Status.unknown, Reason.NotObserved, "")
@@ -51,7 +52,9 @@ def _image(entry: Entry, observed: Observed) -> Answer:
         return Status.false, Reason.BuildFailed, entry.failure.message
     base = entry.box.base if entry.box is not None else ""
     here = base.startswith(("builtin:", "rootfs:", "oci-archive:"))
-    return Status.false, Reason.Building, f"{'building' if here else 'pulling'} {base}"
+    count = len(steps(entry.box)) if entry.box is not None else 0
+    more = f", and {count} step{'s' if count > 1 else ''} on it" if count else ""
+    return Status.false, Reason.Building, f"{'building' if here else 'pulling'} {base}{more}"
 
 
 def _data(observed: Observed, blocked: Blocked | None) -> Answer:

@@ -21,8 +21,9 @@ from pathlib import Path
 from agent.process import GuestError
 from reconcilers.builds import handout
 from reconcilers.builds.cache import Cache
-from reconcilers.builds.recipes import Recipe, Stage, recipe_of
-from reconcilers.builds.stepvm import StepFailed, Steps
+from reconcilers.builds.queue import StepFailed
+from reconcilers.builds.recipes import Recipe, Stage, digest_for, recipe_of
+from reconcilers.builds.stepvm import Steps
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host
 from reconcilers.images import about, building
@@ -57,15 +58,20 @@ async def build(
 
     Raises StepFailed, BoxError, OSError.
     """
-    return await building.told(progress, _made(host, box, rules, progress, network, again))
+    made = _made(host, box, rules, progress, network=network, again=again)
+    return await building.told(progress, made)
 
 
 async def for_start(
     host: Host, box: Boxfile, rules: Callable[[], Rules], *, network: bool, again: bool
 ) -> Image:
-    """`build` for a VM that is about to start. With `again` (`pull: always`) what cannot be looked
-    up is not started, as container engines do it; the reason says so.
+    """`build` for a VM that is about to start. A step that failed is not run again in every pass,
+    and what it printed stays. With `again` (`pull: always`) what cannot be looked up is not
+    started, as container engines do it; the reason says so.
     """
+    known = host.queue.failure(digest_for(host.images, box))
+    if known is not None and not again:
+        raise StepFailed(known.message, fix=known.fix)
     progress = host.images.board.begin(box.name)
     try:
         return await build(host, box, rules, progress, network=network, again=again)
@@ -83,6 +89,7 @@ async def _made(
     box: Boxfile,
     rules: Callable[[], Rules],
     progress: Progress,
+    *,
     network: bool,
     again: bool,
 ) -> Image:
@@ -95,7 +102,11 @@ async def _made(
         if found is not None:
             return found
         async with host.queue.place(progress):
-            return await _Build(host, box, base, recipe, network, progress).run()
+            try:
+                return await _Build(host, box, base, recipe, network, progress).run()
+            except StepFailed as error:
+                host.queue.failed(recipe.digest, error)
+                raise
 
 
 def sweep(host: Host) -> None:
@@ -222,8 +233,12 @@ class _Build:
         sha256, blake3 = await asyncio.to_thread(hashes, path)
         image = Image(self._recipe.digest, sha256, path, blake3)
         box = self._box.model_copy(update={"network": Network.none, "readonly": self._readonly})
-        async with (
-            self._disk("") as (_, disk),
-            self._machines.running(Work(box, image, disk)) as machine,
-        ):
-            await shut_down(machine.client)
+        try:
+            async with (
+                self._disk("") as (_, disk),
+                self._machines.running(Work(box, image, disk)) as machine,
+            ):
+                await shut_down(machine.client)
+        except ChannelError as error:
+            text = f"the image that was built does not start: {error.message}"
+            raise ChannelError(text, fix=error.fix) from error

@@ -31,8 +31,8 @@ def loaded(archive: int) -> Loaded:
     merge, reading = Merge(), _Reading(archive)
     try:
         merge.apply(reading.entries())
-    except ProtocolError as error:
-        raise BadImage(f"what the guest handed out: {error.message}") from error
+    except (ProtocolError, BadImage) as error:
+        raise BadImage(f"the root that the steps left: {error.message}") from error
     return Loaded(merge.tree, lambda number: archive, Settings(), 1, reading.left_out)
 
 

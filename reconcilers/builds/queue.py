@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 from reconcilers.images.progress import Progress
+from specs.errors import BoxError
 
 # Each is a VM with the RAM of its sandbox, besides those that run.
 AT_ONCE = 2
 LOOK_SECONDS = 1.0
+# A step that failed is not run again by itself before; passes come more often than that.
+AGAIN_SECONDS = 600.0
+
+
+class StepFailed(BoxError):
+    """A step of the Boxfile ended badly."""
+
+    code = "build_failed"
 
 
 class Queue:
@@ -19,6 +29,18 @@ class Queue:
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(AT_ONCE)
         self._building: dict[str, Progress] = {}
+        self._failed: dict[str, tuple[float, StepFailed]] = {}
+
+    def failed(self, digest: str, error: StepFailed) -> None:
+        """The build of this image failed just now."""
+        if len(self._failed) > 1000:
+            self._failed.clear()
+        self._failed[digest] = (time.monotonic(), error)
+
+    def failure(self, digest: str) -> StepFailed | None:
+        """How its build failed, as long as it is not tried again by itself."""
+        moment, error = self._failed.get(digest, (0.0, None))
+        return error if time.monotonic() < moment + AGAIN_SECONDS else None
 
     @contextlib.asynccontextmanager
     async def alone(self, digest: str, progress: Progress) -> AsyncIterator[None]:

@@ -85,3 +85,8 @@ def makes_the_same(one: Boxfile, other: Boxfile) -> bool:
     if one.base != other.base or recipe.steps(one) != recipe.steps(other):
         return False
     return one.env == other.env or not recipe.steps(one)
+
+
+def has_steps(box: Boxfile) -> bool:
+    """Whether there is more to do than to have the image of its base."""
+    return bool(recipe.steps(box))

@@ -16,6 +16,7 @@ from agent.client import AgentClient, ExecRequest
 from agent.messages import Exit
 from agent.process import Process
 from reconcilers import qmp
+from reconcilers.builds.queue import StepFailed
 from reconcilers.images.progress import LINE_MAX, Progress
 from reconcilers.throwaway import Machine
 from specs.errors import BoxError, ChannelError, HostError
@@ -27,13 +28,6 @@ TITLE_MAX = 120
 LAST_LINES, LAST_LINE_MAX = 12, 200
 # How often QEMU is asked whether it holds the guest, which it does while the host's disk is full.
 LOOK_SECONDS = 2.0
-
-
-class StepFailed(BoxError):
-    """A step of the Boxfile ended badly. It is not run again and again by itself."""
-
-    code = "build_failed"
-    retry = False
 
 
 class Steps:

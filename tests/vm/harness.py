@@ -39,7 +39,7 @@ SLOWNESS = float(os.environ.get("BOX_TEST_SLOWNESS", "1"))  # against a real pro
 # Between two looks. On one slow processor a look costs what is looked for its time.
 PAUSE = 0.02 * SLOWNESS
 # What box makes the instances of its helper machines of, beside that of the sandboxes.
-HELPERS = ("transfers", "kvm-probe")
+HELPERS = ("transfers", "builds", "kvm-probe")
 TINY = f"accel: {ACCEL}\ncpus: 1\nram_mib: 192\ndata: {{size_mib: 32}}\n"
 
 
