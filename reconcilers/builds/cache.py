@@ -7,6 +7,7 @@ own, so that any of them may be removed at any time. What a VMM has written is n
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -107,7 +108,7 @@ class Cache:
         layers.set_mode(top, layers.FROZEN_MODE)
         layers.sync(top)
         layers.sync(working)
-        with contextlib.suppress(OSError):  # not empty: made meanwhile
+        with _unless_there():
             working.rename(self._at(key))
         layers.sync(self._folder)
 
@@ -160,6 +161,16 @@ class Cache:
         """An empty file system, made once."""
         folder = self._folder / self._empty_name()
         if disks.observe(folder) is None:
-            with contextlib.suppress(OSError):  # not empty: made meanwhile
+            with _unless_there():
                 disks.create(folder, self._disk_mib)
         return folder
+
+
+@contextlib.contextmanager
+def _unless_there() -> Iterator[None]:
+    """Another build was first, which is as good."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
