@@ -62,10 +62,10 @@ class OneRun:
         return self._live
 
     def end(self, failure: BoxError | None = None) -> None:
-        """Its VM is to go; the first reason counts."""
-        if not self.over:
-            self.over, self.failure = True, failure
-            self._decided.set()
+        """Its VM is to go; the first reason counts, also one that is found only then."""
+        self.failure = self.failure or failure
+        self.over = True
+        self._decided.set()
 
     def seen(self, live: Live | None, observed: Observed, why: str) -> None:
         """A pass has converged on it; `why` is what keeps a VM down that is not there."""

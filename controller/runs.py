@@ -114,6 +114,7 @@ class RunCommand:
         self._begun = asyncio.Event()  # or known not to begin
         self._ended = asyncio.Event()
         self._exit: Exit | None = None
+        self._lost = False
         self._error: BoxError | None = None
 
     # -- its whole life, in a task of its own
@@ -164,14 +165,14 @@ class RunCommand:
             # Its guest had to be told so: it is busy, or hangs.
             live.unmount_seconds = HANGING_SECONDS
         if how.kind == "lost" or live.stopping:  # else it ended first
-            raise NotUp(f"{LOST}{self._why()}", fix=f"box events {name} shows what happened")
-        self._exit = self._exit or how
+            self._lost = True
+        else:
+            self._exit = self._exit or how
 
     def _why(self) -> str:
         if self._entry.removing:
             return ": the sandbox was deleted"
         failure = self._run.failure
-        # Its pass may be at it still, and says only at its end what it did.
         why = failure.message if failure is not None else why_down(self._entry, Observed(), None)
         return f": {why}" if why else ""
 
@@ -196,6 +197,9 @@ class RunCommand:
 
     def _check(self) -> None:
         """A status of 0 would say that what the command wrote is there."""
+        name = self._entry.record.name
+        if self._lost:
+            raise NotUp(f"{LOST}{self._why()}", fix=f"box events {name} shows what happened")
         if self._process is None or self._live is None or self._live.unmounted:
             return
         what = "the guest did not unmount /data: what was not synced may be missing"
@@ -204,7 +208,7 @@ class RunCommand:
             return
         raise NotUp(
             f"the command ended ({_words(self._exit)}), but {what}",
-            fix=f"look at it: box run {self._entry.record.name} -- ls -l /data",
+            fix=f"look at it: box run {name} -- ls -l /data",
         )
 
     # -- what its client does
