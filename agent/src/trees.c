@@ -1,5 +1,6 @@
 #include "trees.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -125,13 +126,14 @@ static bool is_folder(const struct entry *entry) {
     return S_ISDIR(entry->facts.st_mode);
 }
 
-static bool in_then(struct walk *walk, const char *name) {
+static bool in_then(struct walk *walk, const char *name, uint8_t type) {
     struct entry now, then;
     const struct level *level = &walk->levels[walk->depth - 1];
-    if (!entry_look(&then, level->then, name)) return true;
     bool exists = entry_look(&now, level->now, name);
     if (!exists && errno != ENOENT) return true;
-    if (exists && (is_folder(&now) || !is_folder(&then))) return true;
+    /* What the directory says of the kind saves a call for each name that is still there. */
+    if (exists && (is_folder(&now) || (type != DT_DIR && type != DT_UNKNOWN))) return true;
+    if (!entry_look(&then, level->then, name) || (exists && !is_folder(&then))) return true;
     return !walk->gone(walk, &then, exists ? &now : NULL) || !is_folder(&then) || enter(walk, NULL, &then);
 }
 
@@ -178,7 +180,7 @@ bool walk_trees(struct walk *walk, int now, int then) {
         const char *name = listing_next(&level->list, &type);
         if (name == NULL) going = errno == 0 && turn(walk);
         else if (walk->is_top && walk->depth == 1 && staged_keeps(former ? level->then : level->now, name)) continue;
-        else going = former ? in_then(walk, name) : in_now(walk, name);
+        else going = former ? in_then(walk, name, type) : in_now(walk, name);
     }
     int error = errno;
     while (walk->depth > 0) close_level(&walk->levels[--walk->depth]);

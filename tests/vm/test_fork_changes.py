@@ -85,7 +85,6 @@ def test_an_ordinary_users_fork_is_compared_and_applied(home: Home) -> None:
         assert diff(used) == CHANGED
         done = used.box("fork", "apply", "try")
         assert b"16 changes of try applied to oak" in done.stdout
-        assert diff(used) == {}
         is_clean(used)
         used.put("oak")
         used.ready("oak")
@@ -116,15 +115,11 @@ def test_a_fork_is_compared_and_applied(home: Home) -> None:
     assert refused.returncode == 1 and b"--theirs takes what try has" in refused.stderr
     assert refused.stdout == b"C  src/main  (modified in try, modified in oak)\n"
     assert b"null: a character device, left out" in refused.stderr
-    dry = home.box("fork", "apply", "try", "--dry-run", "--theirs")
-    assert b"15 changes of try would be applied to oak (1 conflict for try)" in dry.stdout
     assert chain_of(home, "oak") == before and contents(home, "oak") == held
     done = home.box("fork", "apply", "try", "--theirs")
     assert b"15 changes of try applied to oak; what was there is the snapshot" in done.stdout
     is_clean(home)
     assert len(chain_of(home, "oak").layers) == len(before.layers) + 1
-    again = home.box("fork", "apply", "try")
-    assert b"nothing to apply" in again.stdout
     home.put("oak")
     home.ready("oak")
     said = home.run("oak", "sh", "-c", LOOK)
@@ -133,11 +128,30 @@ def test_a_fork_is_compared_and_applied(home: Home) -> None:
     assert "old" not in text.split() and "pipe" in text.split() and "null" not in text.split()
     assert "\n1073741824\n2\n" in text and ".box-import" not in text
     assert home.run("oak", "stat", "-c", "%a", "/data").stdout == b"711\n"
-    # What was there comes back, and the fork may go.
+
+
+@pytest.mark.long
+def test_a_dry_run_changes_nothing_and_what_was_restored_can_be_applied_again(home: Home) -> None:
+    begin(home)
+    home.run("try", "sh", "-c", CHANGE)
+    stop(home, "try")
+    home.put("oak")
+    home.ready("oak")
+    home.run("oak", "sh", "-c", PARENT)
     stop(home, "oak")
-    label = home.box("snapshots", "oak", "-o", "json").stdout
-    kept = json.loads(label)["snapshots"][-1]["label"]
+    before, held, forks = chain_of(home, "oak"), contents(home, "oak"), contents(home, "try")
+    dry = home.box("fork", "apply", "try", "--dry-run", "--theirs")
+    assert b"15 changes of try would be applied to oak (1 conflict for try)" in dry.stdout
+    assert chain_of(home, "oak") == before and contents(home, "oak") == held
+    assert contents(home, "try") == forks
+    home.box("fork", "apply", "try", "--theirs")
+    assert b"nothing to apply" in home.box("fork", "apply", "try").stdout
+    assert diff(home) == {}
+    kept = json.loads(home.box("snapshots", "oak", "-o", "json").stdout)["snapshots"][-1]["label"]
     assert kept.startswith("before-apply-")
     home.box("restore", "oak", kept, "--discard")
     assert diff(home) == CHANGED, "what the parent has no more was not applied"
     home.box("fork", "discard", "try")
+    home.put("oak")
+    home.ready("oak")
+    assert home.run("oak", "cat", "/data/src/main").stdout == b"mine\n"
