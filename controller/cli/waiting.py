@@ -163,6 +163,10 @@ class AsDeclared:
             raise _hopeless(layout, found, data)
         stopped = found.record is not None and found.record.spec is not None
         stopped = stopped and str(found.record.spec.state) == "stopped"  # type: ignore[union-attr]
+        image = found.condition("ImageReady")
+        if not stopped and image is not None and str(image.status) == "False":
+            # A VM from the former image may run on meanwhile, and be Ready.
+            return Obstacle(_words(image, ": "), fix_for(layout, name, image, found.failure))
         if str(ready.status) == "True" or (stopped and str(ready.reason) == "Stopped"):
             return None
         return Obstacle(_words(ready, ": "), fix_for(layout, name, ready, found.failure))

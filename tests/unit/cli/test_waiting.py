@@ -84,6 +84,17 @@ def test_what_is_not_as_declared_is_not_called_so(layout: Layout, kind: str, rea
     assert seconds < 10
 
 
+def test_the_vm_of_a_former_image_is_not_the_one_that_was_declared(layout: Layout) -> None:
+    failed = condition("ImageReady", "False", "BuildFailed", "there is no such image")
+    settle(layout, conditions=(failed, condition("Ready", "True", "GuestReady")))
+    status, shown, _ = apply_and_wait(layout, FERN, timeout="1s")
+    assert (status, "BuildFailed: there is no such image" in shown) == (1, True)
+    built = threading.Timer(1.0, settle, [layout])
+    built.start()
+    assert apply_and_wait(layout, FERN, timeout="20s")[0] == 0, "it is tried again meanwhile"
+    built.join()
+
+
 def test_a_refusal_is_said_once_and_every_mistake_on_a_line_of_its_own(layout: Layout) -> None:
     message = "isolation: strict needs hardware virtualization; write `accel: tcg` to accept it"
     refused = condition("HardwareIsolated", "False", "EmulationRefused", message)
