@@ -8,16 +8,13 @@ import os
 import random
 import shutil
 import stat
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from agent.archive import Change, Kind, Record
-from reconcilers.guestfiles.changes import Entry, LeftOut, listed
-from tests import hostile
+from reconcilers.guestfiles.changes import Entry, LeftOut
 from tests.unit.agent.guest import Guest
+from tests.unit.agent.merging import Told, changes, prepared, remove
 
 Seen = dict[str, tuple[object, ...]]
 
@@ -46,35 +43,6 @@ def is_folder(found: Seen, path: str) -> bool:
 
 def above(path: str) -> list[str]:
     return [str(each) for each in list(Path(path).parents)[:-1]]
-
-
-@dataclass
-class Told:
-    """What MERGE says: how many changes there are to take, and the conflicts."""
-
-    taken: int
-    conflicts: dict[str, str]
-
-    @classmethod
-    def read(cls, raw: bytes) -> Told:
-        head, *rest = raw.split(b"\0")
-        assert rest[-1] == b"" and head[:1] == b"="
-        taken, count = head[1:].split()
-        conflicts = {os.fsdecode(each[3:]): each[:2].decode() for each in rest[:-1]}
-        assert all(each[2:3] == b"/" for each in rest[:-1]) and int(count) == len(rest) - 1
-        return cls(int(taken), conflicts)
-
-
-def changes(guest: Guest, fork: Path) -> list[Entry | LeftOut]:
-    """What differs in `fork` from `base`."""
-    parent = guest.folder / "parent"
-    guest.data.rename(parent)
-    fork.rename(guest.data)
-    guest.run("changes", "1")
-    guest.data.rename(fork)
-    parent.rename(guest.data)
-    with guest.transfer.open("rb") as file:
-        return list(listed(file.fileno()))
 
 
 def make(tree: Path, chance: random.Random) -> None:
@@ -119,13 +87,6 @@ def change(tree: Path, chance: random.Random, steps: int) -> None:
                 path.symlink_to("turned")
         elif edit == "move" and not os.path.lexists(tree / "moved"):
             path.rename(tree / "moved")
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def expected(base: Seen, fork: Seen, parent: Seen) -> tuple[set[str], Seen]:
@@ -201,16 +162,6 @@ def test_a_merge_is_what_the_model_says(guest: Guest, tmp_path: Path, seed: int)
         again = Told.read(guest.told("merge", "none"))
         assert again == Told(0, {}) or not differing
         assert seen(guest.data) == merged
-
-
-def prepared(guest: Guest, tmp_path: Path, *names: str) -> tuple[Path, Path]:
-    base, fork = tmp_path / "base", tmp_path / "fork"
-    for tree in (base, fork, guest.data):
-        tree.mkdir(exist_ok=True)
-        for name in names:
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (tree / name).write_text("old")
-    return base, fork
 
 
 def test_all_that_a_file_has_is_carried_over(guest: Guest, tmp_path: Path) -> None:
@@ -334,104 +285,3 @@ def test_a_tree_deeper_than_any_path_is_compared_and_merged(guest: Guest, tmp_pa
         beneath.remove_tree(top, name)
         os.close(top)
     os.close(root)
-
-
-FILE = Record(Kind.FILE, b"f", 0o644, 5, change=Change.ADDED)
-DATA = Record(Kind.DATA, length=5)
-END = Record(Kind.END, size=1, length=5)
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [(FILE, b""), (DATA, b"words")],
-        [(FILE._replace(change=0), b""), (DATA, b"words"), (END, b"")],
-        [(FILE, b""), (DATA._replace(size=1), b"words"), (END, b"")],
-        [(FILE._replace(name=b".."), b""), (END, b"")],
-        [(Record(Kind.HARD, b"h", number=1, change=1), b""), (Record(Kind.END, size=1), b"")],
-        [(Record(Kind.GONE_FOLDER, b"d"), b""), (FILE, b""), (DATA, b"words"), (END, b"")],
-        [(Record(Kind.GONE_FOLDER, b"d"), b""), (Record(Kind.END, size=1), b"")],
-        [(Record(Kind.PASS, b"d"), b""), (Record(Kind.END), b"")],
-        [(Record(Kind.LEAVE), b""), (Record(Kind.END), b"")],
-        [(FILE, b""), (Record(Kind.TOP, change=4), b""), (Record(Kind.END, size=2), b"")],
-        [(FILE._replace(name=b".box-import-ready"), b""), (DATA, b"words"), (END, b"")],
-        [(Record(Kind.GONE, b".box-import-new"), b""), (Record(Kind.END, size=1), b"")],
-        [(Record(99), b"")],
-        [],
-    ],
-)
-def test_malformed_changes_change_nothing(
-    guest: Guest, tmp_path: Path, parts: list[tuple[Record, bytes]]
-) -> None:
-    prepared(guest, tmp_path, "kept")
-    guest.put_records(*parts, changes=True)
-    assert "malformed" in guest.run("merge", "theirs", status=127)
-    assert os.listdir(guest.data) == ["kept"]
-
-
-def test_a_plain_archive_is_none_of_changes(guest: Guest, tmp_path: Path) -> None:
-    prepared(guest, tmp_path, "kept")
-    guest.put(guest.data)
-    assert "malformed" in guest.run("merge", "none", status=127)
-
-
-def test_a_hostile_tree_is_told_and_applied_beside_a_canary(guest: Guest, tmp_path: Path) -> None:
-    _base, fork = prepared(guest, tmp_path)
-    with hostile.guarded(tmp_path / "canary") as canary:
-        hostile.make(fork, canary)
-        told = changes(guest, fork)
-        left_out = {os.fsdecode(each.path): each.why for each in told if isinstance(each, LeftOut)}
-        devices = hostile.DEVICES if os.geteuid() == 0 else {}
-        for name, what in {**hostile.SPECIALS, **devices}.items():
-            assert left_out[name] == f"{what}, left out"
-        assert guest.transfer.stat().st_blocks * 512 < 2 << 20, "holes take no room"
-        found = Told.read(guest.told("merge", "none"))
-        assert found.conflicts == {} and found.taken == len(told) - len(left_out)
-    for name, leads in hostile.LINKS.items():
-        assert os.readlink(guest.data / name) == leads
-    for odd, words in hostile.NAMES.items():
-        assert (guest.data / os.fsdecode(odd)).read_text() == words
-    assert (guest.data / "plain").stat().st_ino == (guest.data / "twin").stat().st_ino
-    assert (guest.data / "sparse").stat().st_size == 40 << 30
-    # It stays in a guest, so it stays what it was.
-    assert stat.S_IMODE((guest.data / "setuid").stat().st_mode) & 0o4000
-    hostile._check_depth(guest.data)
-    for path in (fork, guest.data):
-        hostile.remove(path)
-
-
-@pytest.mark.timeout(600)
-def test_changes_with_wrong_bytes_are_refused_or_stay_within(guest: Guest, tmp_path: Path) -> None:
-    """The list comes from a machine that a fork may have taken over."""
-    chance = random.Random(os.environ.get("BOX_FUZZ_SEED", "20261130"))
-    _base, fork = prepared(guest, tmp_path, "f", "d/g", "d/e/h", "gone/i")
-    shutil.rmtree(fork / "gone")
-    (fork / "d/g").write_text("new")
-    os.link(fork / "f", fork / "d/twin")
-    os.setxattr(fork / "d/e/h", "user.note", b"x")
-    (fork / "link").symlink_to("../../outside")
-    changes(guest, fork)
-    with guest.transfer.open("rb") as file:
-        whole = file.read(8192)
-    used = len(whole.rstrip(b"\0")) + 8
-    outside = tmp_path / "outside"
-    outside.write_text("untouched")
-    beside = sorted(os.listdir(tmp_path))
-    kept = tmp_path / "kept"
-    guest.data.rename(kept)
-    for _ in range(int(os.environ.get("BOX_FUZZ_ROUNDS", "150"))):
-        shutil.copytree(kept, guest.data, symlinks=True)
-        made = bytearray(whole)
-        for _ in range(chance.choice([1, 1, 2, 5])):
-            made[chance.randrange(16, used)] = chance.choice([0, 1, 2, 9, 10, 11, 0xFF, 0x2F])
-        guest.transfer.write_bytes(made)
-        done = subprocess.run(
-            [guest.driver, "merge", "theirs"], cwd=guest.folder, capture_output=True, timeout=60
-        )
-        assert done.returncode in (0, 127), (bytes(made[:used]).hex(), done.stderr)
-        if done.returncode == 0:
-            Told.read(done.stdout)
-        remove(guest.data)
-        assert outside.read_text() == "untouched"
-    kept.rename(guest.data)
-    assert sorted(os.listdir(tmp_path)) == beside
