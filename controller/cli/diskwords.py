@@ -29,7 +29,11 @@ def add(verb: Verb) -> None:
     )
     words.name(one)
     words.form(one, ("table", "json", "yaml", "toml"))
-    _label(one, "--delete", help="delete this one; needs a controller")
+    _label(
+        one,
+        "--delete",
+        help="delete this one, and merge layers that only it kept apart; needs a controller",
+    )
     one = verb(
         "restore",
         "snapshots",
