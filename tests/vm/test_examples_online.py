@@ -7,6 +7,7 @@ Debian's python3, nodejs, git and curl in two layers. The network is a lab witho
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import pytest
 from tests.debian import debian
 from tests.debianlayers import BUNDLE, layers
 from tests.registry import needs_registry, registry
-from tests.vm.harness import until
+from tests.vm.harness import ROOT, until
 from tests.vm.netlab import PUBLIC4, NetHome, net_home
 from tests.vm.newcomer import Newcomer
 
@@ -45,15 +46,6 @@ def newcomer() -> Iterator[Newcomer]:
         yield Newcomer(tmp, home)
 
 
-def another_machine(newcomer: Newcomer, name: str) -> None:
-    """All that is not in /data is gone afterwards."""
-    before = newcomer.home.pid(name)
-    newcomer.home.box("exec", name, "--", "sync")
-    subprocess.run(["kill", "-9", str(before)], check=True)
-    until(lambda: newcomer.home.vmms(name) not in ([], [before]), 60, "there is another VM")
-    newcomer.home.ready(name)
-
-
 def test_python_dev(newcomer: Newcomer) -> None:
     newcomer.begin("python-dev", "py")
     said = (
@@ -67,7 +59,6 @@ def test_python_dev(newcomer: Newcomer) -> None:
     place = newcomer.says("py", "python3", "-c", "import site; print(site.getusersitepackages())")
     newcomer.shell("py", f"mkdir -p {place.strip()} && echo word = 1234 >{place.strip()}/mine.py")
     newcomer.shell("py", "mkdir -p ~/python/bin && cp /bin/true ~/python/bin/mytool")
-    another_machine(newcomer, "py")
     assert newcomer.shell("py", "mytool && python3 -c 'import mine; print(mine.word)'") == "1234\n"
     newcomer.end("py")
 
@@ -126,10 +117,10 @@ def test_ai_agent(newcomer: Newcomer, proxy: Path) -> None:
     trusted = ("exec", "agent", "-e", "GIT_SSL_CAINFO=/data/ca.crt", "-w", "/data", "--")
     home.box(*trusted, "git", "clone", "-q", f"https://{NAME}/project.git")
     home.box(*trusted, "curl", "-sSf", "--cacert", "ca.crt", f"https://{NAME}/project.git/HEAD")
-    commit = "cd ~/project && echo x >new && git add new && git commit -qm second"
+    commit = "git config --global core.editor true && cd ~/project"
+    commit += " && echo x >new && git add new && git commit -qm second"
     said = newcomer.shell("agent", f"{commit} && git log --format=%an")
     assert said.splitlines() == ["agent", "t"]
-    newcomer.says("agent", "git", "config", "--global", "core.editor", "true")
     newcomer.says("agent", "python3", "-c", "import tempfile; tempfile.TemporaryFile()")
     assert int(newcomer.shell("agent", f"grep -c BEGIN /{BUNDLE}")) > 100
     # And what it may not:
@@ -141,3 +132,28 @@ def test_ai_agent(newcomer: Newcomer, proxy: Path) -> None:
     asked = (proxy / "log").read_text().splitlines()[1:]
     assert set(asked) == {f"tunnel {NAME}:443", "refused other.example:443"}
     newcomer.end("agent")
+
+
+def shape(text: str) -> list[str]:
+    """What stays from run to run: not numbers, ages, columns and the name of a temporary folder."""
+    text = re.sub(r"box-demo\.\w+", "box-demo", text)
+    text = re.sub(r"\d+(\.\d+)?", "0", text)
+    text = re.sub(r"\b0[smh](0[sm])?\b", "0s", text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def test_the_story_of_a_fork_is_that_of_the_readme(newcomer: Newcomer) -> None:
+    home = newcomer.home
+    assert isinstance(home, NetHome)
+    told = subprocess.run(
+        [*home.lab.enter(home.lab.host), "sh", str(ROOT / "examples/fork.sh")],
+        env=home.env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+    section = (ROOT / "README.md").read_text().partition("`examples/fork.sh` tells")[2]
+    section = section.partition("\n## ")[0]
+    shown = [line for line in section.splitlines() if line.startswith("    ")]
+    assert shape(told.stdout) == shape("\n".join(shown))
