@@ -36,6 +36,7 @@ LONGEST = (
     "tests/escape/test_suite.py",
     "tests/vm/test_network_life.py",
     "tests/vm/test_run.py",
+    "tests/vm/test_examples_online.py",
     "tests/escape/test_sabotage.py",
     "tests/vm/test_crash.py",
     "tests/vm/test_builds.py",
