@@ -97,16 +97,18 @@ async def _made(
     recipe = recipe_of(box, base.digest)
     if recipe is None:
         return base
-    async with host.queue.alone(recipe.digest, progress):
-        found = host.images.at(recipe.digest)
-        if found is not None:
-            return found
-        async with host.queue.place(progress):
-            try:
-                return await _Build(host, box, base, recipe, network, progress).run()
-            except StepFailed as error:
-                host.queue.failed(recipe.digest, error)
-                raise
+    # Its base may mean another image by now, and then nobody else uses this one.
+    with host.images.taken(base.digest), host.images.taken(recipe.digest):
+        async with host.queue.alone(recipe.digest, progress):
+            found = host.images.at(recipe.digest)
+            if found is not None:
+                return found
+            async with host.queue.place(progress):
+                try:
+                    return await _Build(host, box, base, recipe, network, progress).run()
+                except StepFailed as error:
+                    host.queue.failed(recipe.digest, error)
+                    raise
 
 
 def sweep(host: Host) -> None:

@@ -52,7 +52,8 @@ class Images:
         self._builtin: tuple[tuple[int, ...], str] = ((), "")
         self._locks: dict[str, threading.Lock] = {}
         self._makers: dict[str, Progress] = {}  # who makes the image of a name just now
-        self._taking: Counter[str] = Counter()  # digests that a build is about to return
+        self._taking: Counter[str] = Counter()  # how many builds need each digest
+        self._counting = threading.Lock()  # held for moments
         self._placing = threading.Lock()
         # Of its own: a download of an hour takes no thread that a pass waits for.
         self.pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="image")
@@ -149,17 +150,18 @@ class Images:
         self.clear()
 
     def discard(self, digest: str) -> bool:
-        """Take an image out of use at once; `clear` frees its space. False when a build is about to
-        return it, or is placing one. Raises OSError.
+        """Take an image out of use at once; `clear` frees its space. False while it is `taken`, or
+        an image is being placed. Raises OSError.
 
         What a VMM has open stays readable to it.
         """
         if not self._placing.acquire(blocking=False):
             return False
         try:
-            if self._taking[digest]:
-                return False
-            (self._folder / digest).rename(self._folder / f"{_GONE}{secrets.token_hex(8)}")
+            with self._counting:
+                if self._taking[digest]:
+                    return False
+                (self._folder / digest).rename(self._folder / f"{_GONE}{secrets.token_hex(8)}")
             return True
         finally:
             self._placing.release()
@@ -185,14 +187,14 @@ class Images:
             lock.release()
 
     @contextmanager
-    def _taken(self, digest: str) -> Iterator[None]:
-        """Nobody discards this image meanwhile."""
-        with self._placing:
+    def taken(self, digest: str) -> Iterator[None]:
+        """Nobody discards this image meanwhile: a build gives it, or is made on it."""
+        with self._counting:
             self._taking[digest] += 1
         try:
             yield
         finally:
-            with self._placing:
+            with self._counting:
                 self._taking[digest] -= 1
 
     def _build(
@@ -214,7 +216,7 @@ class Images:
                 with ExitStack() as kept:
                     source = sources.opened(name, known, scratch, rules, stop, kept, progress)
                     digest = _digest(name, source.identity)
-                    with self._taken(digest):
+                    with self.taken(digest):
                         image = self._whole(digest)  # another name's, or it has not moved
                         if image is None:
                             image = self._made(name, source, scratch, stop, progress)

@@ -186,6 +186,17 @@ async def test_what_steps_left_goes_with_the_last_boxfile_that_has_them(made: Ma
     assert not list(made.layout.builds.glob(".*"))
 
 
+async def test_an_image_that_is_built_on_stays_though_its_name_means_another(made: Made) -> None:
+    root = made.sandbox("web")
+    first = (await made.built("web")).digest
+    (root / "file").write_text("another")
+    await made.built("web", pull=True)
+    with made.images.taken(first), made.images.taken(first):
+        assert await made.verbs.prune(dry_run=False) == []
+        assert made.images.at(first) is not None
+    assert [each.digest for each in await made.verbs.prune(dry_run=False)] == [first]
+
+
 async def test_no_image_goes_that_a_build_is_about_to_give(made: Made) -> None:
     """Sandboxes come, are built and go while somebody prunes all the time."""
     names = [f"s{number}" for number in range(4)]
