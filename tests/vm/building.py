@@ -48,6 +48,19 @@ def image_of(home: Home, name: str) -> str:
     return message_of(home, name, "ImageReady")
 
 
+def another_image(home: Home, name: str, former: str) -> str:
+    """The image in the place of the `former`, once its VM runs."""
+
+    def found() -> str:
+        here = home.condition(name, "ImageReady")[0] == "True"
+        message = message_of(home, name, "ImageReady") if here else former
+        return message if message != former else ""
+
+    message = str(until(found, BUILT, f"{name} has another image; {home.log()}"))
+    home.ready(name, BUILT)
+    return message
+
+
 def failed(home: Home, name: str) -> str:
     """Why the build of a sandbox failed."""
 
