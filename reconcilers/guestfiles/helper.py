@@ -155,14 +155,14 @@ async def _run(
         os.close(given)
     try:
         return await _transfer(host.layout, names.sandbox, record, job, most)
-    except ChannelError as error:
+    except (ChannelError, GuestError) as error:
+        _require_room(disk.path.parent)
+        _require_room(host.layout.transfers)
+        if isinstance(error, GuestError):
+            raise
         raise ChannelError(
             f"the helper machine of the {job.action.value} failed: {error.message}", fix="try again"
         ) from error
-    except GuestError:
-        _require_room(disk.path.parent)
-        _require_room(host.layout.transfers)
-        raise
     finally:
         os.close(errors)
         await asyncio.shield(microvm.kill(record.pid, record.start_time))
