@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from controller.cli import output
 from controller.cli.client import call
 from controller.cli.place import controller_runs, existing, needed, not_running
-from controller.cli.progress import Watched
+from controller.cli.progress import Watched, size
 from controller.cli.view import view
 from reconcilers.layout import Layout
 from specs.errors import BoxError, UsageError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 TAKEN_UP_SECONDS = 5.0
-MIB = 1 << 20
 
 
 class BuildFailed(BoxError):
@@ -113,7 +112,7 @@ def _prune(chosen: Namespace) -> int:
         return 0
     if found:
         _table(found)
-    total = _mib(sum(int(each["bytes"]) for each in found))
+    total = size(sum(int(each["bytes"]) for each in found))
     count = " and ".join(filter(None, (_count(found, "image"), _count(found, "step"))))
     done = f"would be removed: {count}, {total}" if chosen.dry_run else f"removed {count}: {total}"
     print(done if found else "every image is used by a sandbox, and so is every finished step")
@@ -131,13 +130,9 @@ def _table(found: list[dict[str, Any]]) -> None:
             ", ".join(each["names"]) or "-",
             each["kind"],
             str(each["digest"])[:12],
-            _mib(int(each["bytes"])),
+            size(int(each["bytes"])),
             ", ".join(each["used_by"]) or "-",
         ]
         for each in found
     ]
     output.print_table(["NAME", "KIND", "DIGEST", "SIZE", "USED BY"], rows)
-
-
-def _mib(size: int) -> str:
-    return f"{size / MIB:.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.1f} MiB"

@@ -189,6 +189,6 @@ async def test_the_controller_prunes(layout: Layout) -> None:
             for more in (["--prune", "--dry-run"], ["--prune"], ["--dry-run"])
         ]
         assert service.images.asked == [("prune", True), ("prune", False)]
-    assert said[0].endswith("would be removed: 1 image, 0.0 MiB\n")
-    assert said[1].endswith("removed 1 image: 0.0 MiB\n")
+    assert said[0].endswith("would be removed: 1 image, 1.0 KiB\n")
+    assert said[1].endswith("removed 1 image: 1.0 KiB\n")
     assert "--dry-run goes with --prune" in said[2]
