@@ -21,6 +21,7 @@ from controller.imageverbs import ImageVerbs
 from controller.inventory import Inventory
 from controller.records import Record
 from controller.store import Store
+from reconcilers import launchrecord
 from reconcilers.builds import cache, recipes
 from reconcilers.images import sources
 from reconcilers.images.progress import Seen
@@ -31,6 +32,7 @@ from specs.boxfile import Boxfile, State
 from specs.errors import NoSandbox, RefusedByPolicy
 from tests.unit.cli.support import ROOT
 from tests.unit.reconcilers.hosts import host_of
+from tests.unit.reconcilers.test_files import RECORD
 
 pytestmark = pytest.mark.skipif(not shutil.which("sqfstar"), reason="squashfs-tools is missing")
 
@@ -184,6 +186,23 @@ async def test_what_steps_left_goes_with_the_last_boxfile_that_has_them(made: Ma
     assert (gone.digest, gone.names) == (keys[1][:40], ())
     assert steps.done(recipe.stages) == 1
     assert not list(made.layout.builds.glob(".*"))
+
+
+async def test_what_a_vm_was_started_from_stays_though_its_boxfile_means_another(
+    made: Made,
+) -> None:
+    root = made.sandbox("web")
+    await made.built("web")
+    started = made.images.observe(f"rootfs:{root}")
+    assert started is not None
+    (root / "file").write_text("another")
+    await made.built("web", pull=True)
+    path = made.layout.launch_record("web")
+    path.parent.mkdir(parents=True)
+    launchrecord.write(path, replace(RECORD, image_sha256=started.sha256))
+    assert await made.verbs.prune(dry_run=False) == []
+    path.unlink()
+    assert [each.digest for each in await made.verbs.prune(dry_run=False)] == [started.digest]
 
 
 async def test_an_image_that_is_built_on_stays_though_its_name_means_another(made: Made) -> None:
