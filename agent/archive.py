@@ -22,6 +22,7 @@ UNIT = 8  # every record begins at a multiple of it
 BLOCK = 4096  # and so does each long run of data, so that it can be shared instead of copied
 LONG = 64 << 10  # bytes from which a run of data is a long one
 NAME_MAX = 255
+DIGEST = 16  # bytes, of what a WAS tells
 TARGET_MAX = 4095
 BODY_MAX = 0xFFFF
 SIZE_MAX = 1 << 44  # 16 TiB, the largest file of ext4 with blocks of 4 KiB
@@ -51,6 +52,7 @@ class Kind(IntEnum):
     GONE_FOLDER = 10  # what follows was in it, until its LEAVE
     PASS = 11  # a directory that is as it was; what follows is in it, until its LEAVE
     TOP = 12  # /data itself
+    WAS = 13  # what the entry that follows was
 
 
 class Change(IntFlag):
@@ -228,7 +230,7 @@ class _Order:
         if kind == _NOTE:
             self.notes += 1
             return ""
-        self.entries += kind != Kind.PASS
+        self.entries += kind not in _NO_ENTRIES
         if kind in _FOLDERS:
             self.depth += 1
             self._gone += kind == Kind.GONE_FOLDER
@@ -345,7 +347,8 @@ _HARD, _DATA, _NOTE, _END = map(int, (Kind.HARD, Kind.DATA, Kind.NOTE, Kind.END)
 _NO_NAMES = (b".", b"..")
 _FOLDERS = frozenset({Kind.FOLDER, Kind.GONE_FOLDER, Kind.PASS})
 _CHANGED = frozenset({Kind.FOLDER, Kind.FILE, Kind.SYMLINK, Kind.HARD, Kind.TOP})
-_INSIDE_GONE = frozenset({Kind.GONE, Kind.GONE_FOLDER, Kind.LEAVE, Kind.NOTE})
+_INSIDE_GONE = frozenset({Kind.GONE, Kind.GONE_FOLDER, Kind.LEAVE, Kind.NOTE, Kind.WAS})
+_NO_ENTRIES = frozenset({Kind.PASS, Kind.WAS})
 _CHANGE_MAX = sum(Change)
 # Least and most bytes of the name, and of the body; _NONE holds of no record.
 _LIMITS = {
@@ -358,6 +361,7 @@ _LIMITS = {
     int(Kind.GONE_FOLDER): (1, NAME_MAX, 0, 0),
     int(Kind.PASS): (1, NAME_MAX, 0, BODY_MAX),
     int(Kind.TOP): (0, 0, 0, BODY_MAX),
+    int(Kind.WAS): (0, NAME_MAX, DIGEST, DIGEST),
 } | dict.fromkeys((_LEAVE, _DATA, _END), (0, 0, 0, 0))
 _NONE = (1, 0, 1, 0)
 

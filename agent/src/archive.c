@@ -60,9 +60,15 @@ static bool has_name(enum archive_kind kind) {
            kind == ARCHIVE_NOTE || kind == ARCHIVE_GONE || kind == ARCHIVE_GONE_FOLDER || kind == ARCHIVE_PASS;
 }
 
+/* Also of /data itself, which has none. */
+static size_t name_min(enum archive_kind kind) {
+    return kind == ARCHIVE_WAS ? 0 : 1;
+}
+
 static size_t body_max(enum archive_kind kind) {
     if (kind == ARCHIVE_FOLDER || kind == ARCHIVE_FILE || kind == ARCHIVE_PASS || kind == ARCHIVE_TOP)
         return ARCHIVE_BODY_MAX;
+    if (kind == ARCHIVE_WAS) return ARCHIVE_DIGEST;
     return kind == ARCHIVE_SYMLINK ? ARCHIVE_TARGET_MAX : 0;
 }
 
@@ -80,8 +86,10 @@ bool archive_fits(const struct archive_record *record, bool changes) {
 static bool sound(const struct packed *head) {
     enum archive_kind kind = (enum archive_kind)head->kind;
     size_t name = le16toh(head->name_size), body = le16toh(head->body_size);
-    if (head->kind < ARCHIVE_FOLDER || head->kind > ARCHIVE_TOP || head->change >= 2 * CHANGE_LINKS) return false;
-    if (has_name(kind) ? name < 1 || name > ARCHIVE_NAME_MAX : name != 0) return false;
+    if (head->kind < ARCHIVE_FOLDER || head->kind > ARCHIVE_WAS || head->change >= 2 * CHANGE_LINKS) return false;
+    bool named = has_name(kind) || kind == ARCHIVE_WAS;
+    if (named ? name < name_min(kind) || name > ARCHIVE_NAME_MAX : name != 0) return false;
+    if (kind == ARCHIVE_WAS && body != ARCHIVE_DIGEST) return false;
     if (body > body_max(kind) || (kind == ARCHIVE_SYMLINK && body == 0)) return false;
     int64_t seconds = (int64_t)le64toh(head->seconds);
     return le16toh(head->mode) <= 07777 && le64toh(head->size) <= ARCHIVE_SIZE_MAX &&

@@ -16,6 +16,7 @@
 #define ARCHIVE_TARGET_MAX 4095u
 #define ARCHIVE_BODY_MAX 65535u
 #define ARCHIVE_DEPTH_MAX 16384u
+#define ARCHIVE_DIGEST 16u
 #define ARCHIVE_NUMBERS_MAX 1048576u
 #define ARCHIVE_SIZE_MAX (UINT64_C(1) << 44)
 
@@ -33,6 +34,7 @@ enum archive_kind {
     ARCHIVE_GONE_FOLDER = 10,
     ARCHIVE_PASS = 11,
     ARCHIVE_TOP = 12,
+    ARCHIVE_WAS = 13,
 };
 
 /* What of an entry is another than it was; none in a plain archive. */

@@ -34,6 +34,7 @@ static bool gone(struct walk *walk, const struct entry *then, const struct entry
     bool is_folder = S_ISDIR(then->facts.st_mode);
     if (again) return false;
     pass_down(walk);
+    packer_was(then->at, then->name, &then->facts);
     packer_add(&(struct archive_record){
         .kind = is_folder ? ARCHIVE_GONE_FOLDER : ARCHIVE_GONE,
         .mode = then->facts.st_mode & 07777,
@@ -62,6 +63,7 @@ static void file(struct walk *walk, const struct entry *now, const struct entry 
     if (again && (differs != 0 || number == NULL || !number->regrouped)) return;
     if (!again && differs == 0) return;
     pass_down(walk);
+    if (then != NULL) packer_was(then->at, then->name, &then->facts);
     packer_file(now->at, now->name, differs != 0 ? differs : (uint32_t)CHANGE_LINKS);
 }
 
@@ -76,6 +78,7 @@ static bool folder(struct walk *walk, const struct entry *now, const struct entr
         packer_note(now->name, REASON_UNREADABLE);
         return false;
     }
+    if (then != NULL) packer_was(then->at, then->name, &then->facts);
     packer_folder(ARCHIVE_FOLDER, fd, now->name, &now->facts, differs);
     walk->told = true;
     return true;
@@ -87,6 +90,7 @@ static bool here(struct walk *walk, const struct entry *now, const struct entry 
         file(walk, now, then, differs);
     } else if (differs != 0 && !again) {
         pass_down(walk);
+        if (S_ISLNK(now->facts.st_mode) && then != NULL) packer_was(then->at, then->name, &then->facts);
         if (S_ISLNK(now->facts.st_mode)) packer_symlink(now->at, now->name, &now->facts, differs);
         else packer_special(now->name, &now->facts);
     }
@@ -108,9 +112,10 @@ static void lost(struct walk *walk, const struct entry *entry, bool is_deep) {
 static void walk_both(void) {
     struct walk walk = {.is_top = true, .told = true, .gone = gone, .here = here, .left = left, .lost = lost};
     int now = folder_open(AT_FDCWD, DATA), then = folder_open(AT_FDCWD, BASE);
-    struct stat facts;
-    if (now < 0 || then < 0 || fstat(now, &facts) != 0) packer_stop("/data");
+    struct stat facts, before;
+    if (now < 0 || then < 0 || fstat(now, &facts) != 0 || fstat(then, &before) != 0) packer_stop("/data");
     uint32_t differs = again ? 0 : folder_differs(now, then);
+    if (differs != 0) packer_was(then, NULL, &before);
     if (differs != 0) packer_folder(ARCHIVE_TOP, now, "", &facts, differs);
     if (!walk_trees(&walk, now, then)) packer_stop("reading a directory");
 }

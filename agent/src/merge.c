@@ -33,11 +33,10 @@ void merge_path_each(const struct merge *all, void (*each)(const char *name)) {
     for (size_t i = 1; i < all->depth; i++) each(all->places[i].name);
 }
 
-static void push(const struct archive_record *record, const char *name) {
+static struct place place_of(const struct archive_record *record, const char *name) {
     if (merge.depth > ARCHIVE_DEPTH_MAX) merge_malformed();
     struct place place = {
         .parent = -1,
-        .base = -1,
         .mode = record->mode,
         .uid = record->uid,
         .gid = record->gid,
@@ -45,6 +44,11 @@ static void push(const struct archive_record *record, const char *name) {
         .name = strdup(name),
     };
     if (place.name == NULL) merge_stop("no memory for directories");
+    return place;
+}
+
+static void push(const struct archive_record *record, const char *name) {
+    struct place place = place_of(record, name);
     if (merge.applying) {
         apply_enter(&merge, record, name, check_verdict(merge.index), &place);
     } else {
@@ -54,15 +58,28 @@ static void push(const struct archive_record *record, const char *name) {
     merge.places[merge.depth++] = place;
 }
 
-static void pop(void) {
+/* A directory that is gone: while looking, what was in it is compared one by one; later it goes as a whole. */
+static void push_gone(const struct archive_record *record, const char *name) {
+    merge.skipping++;
+    if (merge.applying) return;
+    struct place place = place_of(record, name);
+    check_enter(&merge, name, &place);
+    merge.places[merge.depth++] = place;
+}
+
+static void drop(void) {
     struct place *place = merge_here(&merge);
-    if (merge.depth <= 1) merge_malformed();
-    if (merge.applying) apply_leave(place);
     close_fd(&place->parent);
-    close_fd(&place->base);
     free(place->body);
     free(place->name);
+    free(place->listed);
     merge.depth--;
+}
+
+static void pop(void) {
+    if (merge.depth <= 1) merge_malformed();
+    if (merge.applying) apply_leave(merge_here(&merge));
+    drop();
 }
 
 static void finish_file(void) {
@@ -93,19 +110,33 @@ static void one(const struct archive_record *record, const char *name) {
     if (record->kind == ARCHIVE_FOLDER || record->kind == ARCHIVE_PASS) push(record, name);
     else if (merge.applying) apply_record(&merge, record, name, check_verdict(merge.index));
     else check_record(&merge, record, name);
-    if (record->kind == ARCHIVE_GONE_FOLDER) {
-        merge.skipping = 1;
-        merge.counting = !merge.applying && check_verdict(merge.index) == VERDICT_TAKE;
-    }
+    if (record->kind == ARCHIVE_GONE_FOLDER) push_gone(record, name);
     merge.index++;
 }
 
-/* What is in a directory that is gone: for people alone. */
-static void skip(const struct archive_record *record) {
-    merge.taken += merge.counting && (record->kind == ARCHIVE_GONE || record->kind == ARCHIVE_GONE_FOLDER);
-    if (record->kind == ARCHIVE_GONE_FOLDER) merge.skipping++;
-    else if (record->kind == ARCHIVE_LEAVE) merge.skipping--;
-    else if (record->kind != ARCHIVE_GONE && record->kind != ARCHIVE_NOTE) merge_malformed();
+/* What was in a directory that is gone. */
+static void skip(const struct archive_record *record, const char *name) {
+    bool is_gone = record->kind == ARCHIVE_GONE || record->kind == ARCHIVE_GONE_FOLDER;
+    if (!is_gone && record->kind != ARCHIVE_LEAVE && record->kind != ARCHIVE_NOTE) merge_malformed();
+    if (is_gone && !merge.applying) check_inside(&merge, name);
+    if (record->kind == ARCHIVE_GONE_FOLDER) push_gone(record, name);
+    if (record->kind != ARCHIVE_LEAVE) return;
+    merge.skipping--;
+    if (merge.applying) return;
+    check_left(&merge);
+    drop();
+}
+
+static void note_was(const struct archive_record *record) {
+    merge.was = (struct was){
+        .known = true,
+        .type = record->number << 12 & S_IFMT,
+        .mode = record->mode,
+        .uid = record->uid,
+        .gid = record->gid,
+        .size = record->size,
+    };
+    memcpy(merge.was.digest, record->body, ARCHIVE_DIGEST);
 }
 
 static void data(const struct archive_record *record, size_t used) {
@@ -131,10 +162,15 @@ static bool record(const struct archive_record *found) {
     memcpy(name, found->name, found->name_size);
     name[found->name_size] = 0;
     finish_file();
-    if (merge.skipping > 0) skip(found);
+    if (found->kind == ARCHIVE_WAS) {
+        note_was(found);
+        return true;
+    }
+    if (merge.skipping > 0) skip(found, name);
     else if (found->kind == ARCHIVE_LEAVE) pop();
     else if (found->kind == ARCHIVE_END) return false;
     else if (found->kind != ARCHIVE_NOTE) one(found, name);
+    merge.was.known = false;
     return true;
 }
 
@@ -163,13 +199,12 @@ static void read_all(bool applying) {
 void transfer_merge(bool theirs, bool dry) {
     listing_allow_depth();
     (void)umask(0);
-    base_mount();
     merge.theirs = theirs;
     merge.places = calloc(ARCHIVE_DEPTH_MAX + 2, sizeof *merge.places);
     if (merge.places == NULL) merge_stop("no memory for directories");
-    merge.places[0] = (struct place){.parent = folder_open(AT_FDCWD, DATA), .base = folder_open(AT_FDCWD, BASE)};
+    merge.places[0] = (struct place){.parent = folder_open(AT_FDCWD, DATA)};
     merge.depth = 1;
-    if (merge.places[0].parent < 0 || merge.places[0].base < 0) merge_stop("/data");
+    if (merge.places[0].parent < 0) merge_stop("/data");
     staged_recover(merge.places[0].parent);
     read_all(false);
     if (!dry && merge.taken > 0 && (theirs || merge.conflicts == 0)) {

@@ -22,7 +22,6 @@ enum verdict {
 /* A directory of the archive that is being read. */
 struct place {
     int parent;   /* the one in /data; -1: there is none */
-    int base;     /* and the one in what both began with */
     bool missing; /* the parent has taken it away, or put something else there */
     bool settle;  /* gets what is below when all that is in it is done */
     uint32_t mode, uid, gid;
@@ -30,6 +29,16 @@ struct place {
     uint8_t *body;
     size_t body_size;
     char *name;
+    uint64_t *listed; /* of one that is gone: what was in it, as hashes of names */
+    size_t listed_count, listed_room;
+};
+
+/* What the fork began with, of the record that follows. */
+struct was {
+    bool known;
+    uint32_t type, mode, uid, gid; /* `type` as in st_mode */
+    uint64_t size;
+    uint8_t digest[ARCHIVE_DIGEST];
 };
 
 /* The file whose data comes. */
@@ -47,12 +56,12 @@ struct merge {
     struct place *places; /* the first is /data itself */
     size_t depth;
     size_t skipping; /* directories of what is gone that we are in */
-    bool counting;   /* what is in them */
     bool theirs, applying;
     bool blocked; /* of the directory that was checked last: `missing`, unless /data has it */
     uint64_t index;  /* of the record, among those that have a verdict */
     uint64_t taken, conflicts;
     uint32_t numbered;
+    struct was was;
     struct arriving file;
     struct timespec file_time;
     int staging, links;
@@ -65,8 +74,11 @@ void merge_path_each(const struct merge *merge, void (*each)(const char *name));
 
 /* merge_check.c. What a record would do, written down for later; conflicts go to standard output. */
 void check_record(struct merge *merge, const struct archive_record *record, const char *name);
-/* Opens for a directory what /data and the base have; `place` gets it. */
+/* Opens for a directory what /data has; `place` gets it. */
 void check_enter(struct merge *merge, const char *name, struct place *place);
+/* A name in a directory that is gone, and the end of such a directory: what /data has in it besides. */
+void check_inside(struct merge *merge, const char *name);
+void check_left(struct merge *merge);
 void check_data(struct merge *merge, const struct archive_record *record);
 void check_finish(struct merge *merge);
 enum verdict check_verdict(uint64_t index);

@@ -9,6 +9,8 @@
 #include "attributes.h"
 #include "base.h"
 #include "content.h"
+#include "digest.h"
+#include "listing.h"
 #include "merge.h"
 #include "trees.h"
 
@@ -90,12 +92,21 @@ static void set_inode(uint32_t number, uint64_t inode) {
 
 /* -- what the parent has done since: a letter, 0 for nothing */
 
-static char parents_change(bool exists, const struct entry *now, bool existed, const struct entry *then) {
-    if (!exists) return existed ? 'D' : 0;
-    if (!existed) return 'A';
-    uint32_t differs = entry_differs(now, then);
-    if (differs == 0) return 0;
-    return differs == CHANGE_TYPE ? 'T' : 'M';
+static bool as_it_was(const struct was *was, const struct entry *now) {
+    uint8_t digest[ARCHIVE_DIGEST];
+    bool is_link = S_ISLNK(was->type);
+    if ((!is_link && (now->facts.st_mode & 07777) != was->mode) || now->facts.st_uid != was->uid) return false;
+    if (now->facts.st_gid != was->gid) return false;
+    if (S_ISREG(was->type) && (uint64_t)now->facts.st_size != was->size) return false;
+    return digest_of(now->at, now->name, &now->facts, digest) && memcmp(digest, was->digest, sizeof digest) == 0;
+}
+
+static char parents_change(bool exists, const struct entry *now) {
+    const struct was *was = &current->was;
+    if (!exists) return was->known ? 'D' : 0;
+    if (!was->known) return 'A';
+    if ((now->facts.st_mode & S_IFMT) != was->type) return 'T';
+    return as_it_was(was, now) ? 0 : 'M';
 }
 
 static char letter_of(const struct archive_record *record) {
@@ -144,7 +155,7 @@ static bool same(const struct archive_record *record, const struct entry *now) {
     return record->kind == ARCHIVE_HARD && inode_of(record->number) == now->facts.st_ino;
 }
 
-/* -- a directory that is gone, and what the parent has done in it */
+/* -- a directory that is gone, and what the parent has in it besides */
 
 static bool in_gone(struct walk *walk, const struct entry *then, const struct entry *now) {
     (void)walk;
@@ -154,7 +165,9 @@ static bool in_gone(struct walk *walk, const struct entry *then, const struct en
 }
 
 static bool in_here(struct walk *walk, const struct entry *now, const struct entry *then, uint32_t differs) {
-    if (differs != 0) conflict(now->name, 'D', then == NULL ? 'A' : differs == CHANGE_TYPE ? 'T' : 'M', walk);
+    (void)then;
+    (void)differs;
+    conflict(now->name, 'D', 'A', walk);
     return S_ISDIR(now->facts.st_mode);
 }
 
@@ -165,40 +178,96 @@ static void in_left(struct walk *walk, const struct level *level) {
 
 static void in_lost(struct walk *walk, const struct entry *entry, bool is_deep) {
     (void)is_deep;
-    conflict(entry->name, 'D', 'M', walk);
+    conflict(entry->name, 'D', 'A', walk);
 }
 
-static void check_gone(const struct entry *now, bool exists, const struct entry *then, bool existed, bool replaced) {
-    char parents = parents_change(exists, now, existed, then);
-    /* Where the name has something else by now, the record of that decides what the parent has made of it. */
-    if (!exists || (replaced && !S_ISDIR(now->facts.st_mode))) {
-        set_same(current->index);
-        return;
-    }
-    current->taken += !replaced; /* else that record counts */
+/* All that is in it is the parent's. */
+static void list_inside(const struct entry *now) {
+    if (!S_ISDIR(now->facts.st_mode)) return;
+    struct walk walk = {.root = now->name, .gone = in_gone, .here = in_here, .left = in_left, .lost = in_lost};
+    int fd = folder_open(now->at, now->name);
+    if (fd >= 0 && !walk_trees(&walk, fd, -1)) merge_stop("reading a directory");
+}
+
+static void check_gone(const struct entry *now) {
+    char parents = parents_change(true, now);
     if (parents != 0) conflict(now->name, 'D', parents, NULL);
-    if (!S_ISDIR(now->facts.st_mode) || !existed || !S_ISDIR(then->facts.st_mode)) return;
-    struct walk walk = {.gone = in_gone, .here = in_here, .left = in_left, .lost = in_lost};
-    walk.root = now->name;
-    if (!walk_trees(&walk, folder_open(now->at, now->name), folder_open(then->at, then->name)))
-        merge_stop("reading a directory");
+}
+
+static uint64_t hash_of(const char *name) {
+    uint64_t hash = UINT64_C(0xCBF29CE484222325); /* FNV-1a */
+    for (; *name != 0; name++) hash = (hash ^ (uint8_t)*name) * UINT64_C(0x100000001B3);
+    return hash;
+}
+
+static void list_name_of(struct place *place, const char *name) {
+    if (place->listed_count == place->listed_room) {
+        size_t room = place->listed_room * 2 + 64;
+        uint64_t *larger = realloc(place->listed, room * sizeof *larger);
+        if (larger == NULL) merge_stop("no memory for names");
+        place->listed = larger;
+        place->listed_room = room;
+    }
+    place->listed[place->listed_count++] = hash_of(name);
+}
+
+void check_inside(struct merge *merge, const char *name) {
+    struct place *here = merge_here(merge);
+    struct entry now;
+    current = merge;
+    list_name_of(here, name);
+    if (!entry_look(&now, here->parent, name)) return;
+    merge->taken++;
+    check_gone(&now);
+    if (!S_ISDIR(merge->was.type)) list_inside(&now);
+}
+
+static int by_hash(const void *one, const void *other) {
+    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+    return a < b ? -1 : a > b;
+}
+
+void check_left(struct merge *merge) {
+    struct place *here = merge_here(merge);
+    struct listing list;
+    uint8_t type;
+    const char *name;
+    current = merge;
+    if (here->parent < 0) return;
+    if (here->listed_count > 0) qsort(here->listed, here->listed_count, sizeof *here->listed, by_hash);
+    if (!listing_open(&list, folder_open(here->parent, "."))) merge_stop("reading a directory");
+    errno = 0;
+    while ((name = listing_next(&list, &type)) != NULL) {
+        uint64_t hash = hash_of(name);
+        struct entry now;
+        bool known = here->listed_count > 0 &&
+                     bsearch(&hash, here->listed, here->listed_count, sizeof hash, by_hash) != NULL;
+        if (!known) {
+            conflict(name, 'D', 'A', NULL);
+            if (entry_look(&now, here->parent, name)) list_inside(&now);
+        }
+        errno = 0;
+    }
+    if (errno != 0) merge_stop("reading a directory");
+    listing_close(&list);
 }
 
 /* -- the records */
 
 static void check_top(const struct archive_record *record) {
-    const struct place *top = &current->places[0];
-    struct entry now = {.at = top->parent};
-    if (fstat(top->parent, &now.facts) != 0) merge_stop("/data");
-    bool is_same = same_folder(record, &now);
-    if (is_same) set_same(current->index);
-    else current->taken++;
-    if (!is_same && folder_differs(top->parent, top->base) != 0) conflict(".", 'M', 'M', NULL);
+    struct entry now = {.at = current->places[0].parent};
+    if (fstat(now.at, &now.facts) != 0) merge_stop("/data");
+    if (same_folder(record, &now)) {
+        set_same(current->index);
+        return;
+    }
+    current->taken++;
+    if (parents_change(true, &now) != 0) conflict(".", 'M', 'M', NULL);
 }
 
 void check_record(struct merge *merge, const struct archive_record *record, const char *name) {
     const struct place *here = merge_here(merge);
-    struct entry now, then;
+    struct entry now;
     current = merge;
     merge->blocked = true;
     if (record->kind == ARCHIVE_PASS) return;
@@ -206,14 +275,21 @@ void check_record(struct merge *merge, const struct archive_record *record, cons
         check_top(record);
         return;
     }
-    bool exists = entry_look(&now, here->parent, name), existed = entry_look(&then, here->base, name);
-    if (letter_of(record) == 'D') {
-        check_gone(&now, exists, &then, existed, record->number != 0);
+    bool exists = entry_look(&now, here->parent, name);
+    char letter = letter_of(record);
+    if (letter == 'D') {
+        /* Where the name has something else by now, the record of that decides what the parent has made of it. */
+        if (!exists || (record->number != 0 && !S_ISDIR(now.facts.st_mode))) {
+            set_same(merge->index);
+            return;
+        }
+        merge->taken += record->number == 0; /* else that record counts */
+        check_gone(&now);
         return;
     }
-    char letter = letter_of(record), parents = parents_change(exists, &now, existed, &then);
+    char parents = parents_change(exists, &now);
     if (here->missing && parents == 0) parents = 'D';
-    merge->blocked = parents != 0 && existed;
+    merge->blocked = parents != 0 && merge->was.known;
     if (parents != 0 && exists && same(record, &now)) {
         set_same(merge->index);
         return;
@@ -231,7 +307,6 @@ void check_record(struct merge *merge, const struct archive_record *record, cons
 void check_enter(struct merge *merge, const char *name, struct place *place) {
     const struct place *here = merge_here(merge);
     if (here->parent >= 0) place->parent = folder_open(here->parent, name);
-    if (here->base >= 0) place->base = folder_open(here->base, name);
     place->missing = merge->blocked && place->parent < 0;
 }
 

@@ -7,6 +7,7 @@
 
 #include "attributes.h"
 #include "base.h"
+#include "digest.h"
 #include "failure.h"
 #include "volume.h"
 
@@ -37,7 +38,7 @@ void packer_of_root(void) {
 
 static bool is_entry(enum archive_kind kind) {
     return kind != ARCHIVE_LEAVE && kind != ARCHIVE_DATA && kind != ARCHIVE_NOTE && kind != ARCHIVE_END &&
-           kind != ARCHIVE_PASS;
+           kind != ARCHIVE_PASS && kind != ARCHIVE_WAS;
 }
 
 void packer_add(const struct archive_record *record) {
@@ -150,6 +151,17 @@ void packer_symlink(int at, const char *name, const struct stat *facts, uint32_t
 void packer_folder(enum archive_kind kind, int fd, const char *name, const struct stat *facts, uint32_t change) {
     struct archive_record record = named(kind, name, facts, change);
     attributes(&record, name, fd);
+    packer_add(&record);
+}
+
+void packer_was(int at, const char *name, const struct stat *facts) {
+    uint8_t digest[ARCHIVE_DIGEST];
+    struct archive_record record = named(ARCHIVE_WAS, name != NULL ? name : "", facts, 0);
+    (void)digest_of(at, name, facts, digest);
+    record.number = (facts->st_mode & S_IFMT) >> 12;
+    record.size = S_ISREG(facts->st_mode) ? (uint64_t)facts->st_size : 0;
+    record.body = digest;
+    record.body_size = sizeof digest;
     packer_add(&record);
 }
 

@@ -23,6 +23,8 @@ void packer_file(int at, const char *name, uint32_t change);
 void packer_symlink(int at, const char *name, const struct stat *facts, uint32_t change);
 /* A record of `kind` that tells of the directory behind `fd`. */
 void packer_folder(enum archive_kind kind, int fd, const char *name, const struct stat *facts, uint32_t change);
+/* What an entry was that has changed, in front of its record. `name` is NULL for the directory behind `at` itself. */
+void packer_was(int at, const char *name, const struct stat *facts);
 /* What is neither file, directory nor link. */
 void packer_special(const char *name, const struct stat *facts);
 

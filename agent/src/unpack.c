@@ -162,6 +162,7 @@ static bool make(const struct archive_record *record) {
     case ARCHIVE_GONE_FOLDER:
     case ARCHIVE_PASS:
     case ARCHIVE_TOP:
+    case ARCHIVE_WAS:
     default:
         malformed();
     }

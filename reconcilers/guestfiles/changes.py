@@ -55,7 +55,7 @@ def listed(archive: int) -> Iterator[Entry | LeftOut]:
         path = b"/".join((*place, record.name)) or b"."
         if kind == Kind.NOTE:
             yield LeftOut(path, _reason(record.number))
-        elif kind != Kind.PASS and not (kind == Kind.GONE_FOLDER and record.number):
+        elif kind not in (Kind.PASS, Kind.WAS) and not (kind == Kind.GONE_FOLDER and record.number):
             yield _entry(record, path)
         if kind in _ENTERED:
             place.append(record.name)

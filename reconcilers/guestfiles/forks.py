@@ -1,8 +1,8 @@
 """A fork compared with what it began with, and its changes brought into its parent.
 
 Two machines, one after the other: the first sees the fork and its beginning and writes down what
-differs; the second gets that list, the beginning and the parent. So no kernel that has mounted what
-the fork wrote ever has the parent's disk. Whoever calls holds the names of all that take part.
+differs; the second gets that list and the parent. So no kernel that has mounted what the fork wrote
+ever has the parent's disk. Whoever calls holds the names of all that take part.
 """
 
 from __future__ import annotations
@@ -79,30 +79,28 @@ async def merge(
     moment = snapshots.now()
     label = snapshots.free_label(old, f"before-apply-{moment.word}")
     size = layers.size_mib(folder, old)
-    beginning = await asyncio.to_thread(snapshots.read, forks)
     job = Job(Action.MERGE, archive, theirs=theirs, dry_run=dry_run)
-    with _base(host, forks, beginning, old) as base:
-        if dry_run:
-            with views.thrown_away(host.layout.transfers, folder, old.layers, size) as disk:
-                return Outcome(await _told(host, parent, replace(job, disk=disk, base=base)))
-        top = layers.new_file("qcow2")
-        empty = layers.is_empty(folder, old.top)
-        new = chain.applied(old, label, moment.taken, top, size, empty=empty)
-        try:
-            await asyncio.to_thread(layers.make_overlay, folder / top, size)
-            disk = views.on_top(folder, new.layers[:-1], folder / top, size)
-            found = await _told(host, parent, replace(job, disk=disk, base=base))
-            if found.total and not theirs:
-                return Outcome(found)
-            if not found.taken:  # it has all of it
-                has = chain.marked(old, top, new.layers[-2].file)  # the last that was written
-                await to_its_end(lambda: _commit(folder, old, has, forks, top))
-                return Outcome(found)
-            await asyncio.to_thread(layers.sync, folder / top)
-            await to_its_end(lambda: _commit(folder, old, new, forks, top))
-            return Outcome(found, label)
-        finally:
-            await to_its_end(lambda: layers.tidy(folder))
+    if dry_run:
+        with views.thrown_away(host.layout.transfers, folder, old.layers, size) as disk:
+            return Outcome(await _told(host, parent, replace(job, disk=disk)))
+    top = layers.new_file("qcow2")
+    empty = layers.is_empty(folder, old.top)
+    new = chain.applied(old, label, moment.taken, top, size, empty=empty)
+    try:
+        await asyncio.to_thread(layers.make_overlay, folder / top, size)
+        disk = views.on_top(folder, new.layers[:-1], folder / top, size)
+        found = await _told(host, parent, replace(job, disk=disk))
+        if found.total and not theirs:
+            return Outcome(found)
+        if not found.taken:  # it has all of it
+            has = chain.marked(old, top, new.layers[-2].file)  # the last that was written
+            await to_its_end(lambda: _commit(folder, old, has, forks, top))
+            return Outcome(found)
+        await asyncio.to_thread(layers.sync, folder / top)
+        await to_its_end(lambda: _commit(folder, old, new, forks, top))
+        return Outcome(found, label)
+    finally:
+        await to_its_end(lambda: layers.tidy(folder))
 
 
 async def _told(host: Host, box: Boxfile, job: Job) -> Merged:

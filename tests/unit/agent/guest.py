@@ -14,7 +14,17 @@ from reconcilers.guestfiles.unpack import unpack
 
 DRIVER = Path(__file__).with_name("transfer_driver.c")
 NAMES = [
-    *("archive", "attributes", "base", "changes", "content", "listing", "merge", "merge_apply"),
+    *(
+        "archive",
+        "attributes",
+        "base",
+        "changes",
+        "content",
+        "digest",
+        "listing",
+        "merge",
+        "merge_apply",
+    ),
     *("merge_check", "numbers", "pack", "packer", "reading", "staged", "trees", "unpack", "volume"),
 ]
 SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

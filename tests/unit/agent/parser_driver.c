@@ -89,7 +89,7 @@ static void parse_records(void) {
     static const char *const names[] = {"a", "..", ".", "", "a/b", "name", "..."};
     uint8_t data[ARCHIVE_RECORD + 64] = {0};
     const char *name = names[dice(sizeof names / sizeof *names)];
-    struct archive_record record = {.kind = (enum archive_kind)dice(14), .name_size = strlen(name)};
+    struct archive_record record = {.kind = (enum archive_kind)dice(15), .name_size = strlen(name)};
     record.body_size = dice(40);
     record.size = dice(1000);
     record.change = dice(130);

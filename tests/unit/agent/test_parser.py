@@ -132,8 +132,10 @@ PLAIN = [
 ]
 CHANGES = [
     Record(Kind.TOP, mode=0o700, body=BODY, change=Change.MODE | Change.ATTRIBUTES),
+    Record(Kind.WAS, b"g", 0o644, 5, LOW, 1, 2, 8, body=bytes(range(16))),
     Record(Kind.GONE, b"g", 0o644),
     Record(Kind.GONE_FOLDER, b"G"),
+    Record(Kind.WAS, body=bytes(16)),
     Record(Kind.GONE, b"g"),
     Record(Kind.LEAVE),
     Record(Kind.PASS, b"p" * 255, 0o755, uid=7, body=BODY),
@@ -188,6 +190,7 @@ def test_both_sides_have_the_same_numbers_for_archives() -> None:
         "BLOCK": archive.BLOCK,
         "LONG": archive.LONG,
         "NAME_MAX": archive.NAME_MAX,
+        "DIGEST": archive.DIGEST,
         "TARGET_MAX": archive.TARGET_MAX,
         "BODY_MAX": archive.BODY_MAX,
         "DEPTH_MAX": archive.DEPTH_MAX,

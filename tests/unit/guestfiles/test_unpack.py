@@ -271,7 +271,7 @@ def test_only_so_many_notes_are_kept(tmp_path: Path) -> None:
         (leave(), "leaves more directories"),
         (folder(b"d"), "inside a directory"),
         (file(b"f", number=2), "numbered out of order"),
-        ([(Record(13, b""), b"")], "unknown kind"),
+        ([(Record(14, b""), b"")], "unknown kind"),
         ([(Record(Kind.GONE, b"g"), b"")], "change where none belongs"),
         ([(Record(Kind.FILE, b"f", change=1), b"")], "change where none belongs"),
         ([(Record(0, b""), b"")], "unknown kind"),
