@@ -63,7 +63,7 @@ struct merge {
     uint32_t numbered;
     struct was was;
     struct arriving file;
-    struct timespec file_time;
+    struct place file_like; /* what it gets besides */
     int staging, links;
 };
 

@@ -75,21 +75,11 @@ static void put_link(struct merge *merge, const struct archive_record *record, c
     put(merge, name);
 }
 
-static void begin_file(struct merge *merge, const struct archive_record *record, const char *name) {
-    int fd = openat(merge->staging, NEW_FILE, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0) merge_stop(name);
-    merge->file.fd = fd;
-    if (ftruncate(fd, (off_t)record->size) != 0) merge_stop(name);
-    /* The owner first: a change of that takes set-user-ID bits and capabilities away. */
-    if (fchown(fd, record->uid, record->gid) != 0 || fchmod(fd, record->mode) != 0) merge_stop(name);
-    if (!attributes_set(fd, record->body, record->body_size, true)) merge_stop(name);
-    merge->file_time = time_of(record);
-}
-
 static void settle(int fd, const struct place *place) {
-    if (fchown(fd, place->uid, place->gid) != 0 || fchmod(fd, place->mode) != 0) merge_stop("a directory");
+    /* The owner first: a change of that takes the same away. */
+    if (fchown(fd, place->uid, place->gid) != 0 || fchmod(fd, place->mode) != 0) merge_stop("owner, mode or attributes");
     attributes_trim(fd, place->body, place->body_size);
-    if (!attributes_set(fd, place->body, place->body_size, true)) merge_stop("a directory");
+    if (!attributes_set(fd, place->body, place->body_size, true)) merge_stop("owner, mode or attributes");
     (void)futimens(fd, (struct timespec[2]){place->time, place->time});
 }
 
@@ -98,6 +88,17 @@ static void keep_body(struct place *place, const struct archive_record *record) 
     place->body = malloc(record->body_size + 1);
     if (place->body == NULL) merge_stop("no memory for attributes");
     memcpy(place->body, record->body, record->body_size);
+}
+
+/* It gets the rest when its data is there: writing takes set-user-ID bits and capabilities away. */
+static void begin_file(struct merge *merge, const struct archive_record *record, const char *name) {
+    int fd = openat(merge->staging, NEW_FILE, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) merge_stop(name);
+    merge->file.fd = fd;
+    if (ftruncate(fd, (off_t)record->size) != 0) merge_stop(name);
+    merge->file_like = (struct place){
+        .mode = record->mode, .uid = record->uid, .gid = record->gid, .time = time_of(record)};
+    keep_body(&merge->file_like, record);
 }
 
 static void settle_top(struct merge *merge, const struct archive_record *record) {
@@ -147,7 +148,9 @@ void apply_data(struct merge *merge, const struct archive_record *record) {
 void apply_finish(struct merge *merge) {
     struct arriving *file = &merge->file;
     if (file->fd < 0) return;
-    (void)futimens(file->fd, (struct timespec[2]){merge->file_time, merge->file_time});
+    settle(file->fd, &merge->file_like);
+    free(merge->file_like.body);
+    merge->file_like.body = NULL;
     if (file->number != 0 &&
         linkat(merge->staging, NEW_FILE, merge->links, number_name(file->number), 0) != 0)
         merge_stop(file->name);

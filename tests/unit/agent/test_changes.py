@@ -16,6 +16,8 @@ from reconcilers.guestfiles.changes import Entry, LeftOut
 from tests.unit.agent.guest import Guest
 from tests.unit.agent.merging import Told, changes, prepared, remove
 
+# CAP_NET_RAW, permitted and effective: struct vfs_cap_data, revision 2.
+CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
 Seen = dict[str, tuple[object, ...]]
 
 
@@ -185,6 +187,7 @@ def test_all_that_a_file_has_is_carried_over(guest: Guest, tmp_path: Path) -> No
         os.chown(name, 1234, 99)
         os.chmod(name, 0o4750)
         os.lchown(fork / "f", 7, 7)
+        os.setxattr(name, "security.capability", CAPABILITY)
     fork.chmod(0o711)
     told = {each.path: each for each in changes(guest, fork) if isinstance(each, Entry)}
     assert told[b"."].what == ("mode",) and told[b"."].letter == "M"
@@ -203,6 +206,7 @@ def test_all_that_a_file_has_is_carried_over(guest: Guest, tmp_path: Path) -> No
     if os.geteuid() == 0:
         assert (facts.st_uid, facts.st_gid) == (1234, 99)
         assert (guest.data / "f").stat().st_uid == 7
+        assert os.getxattr(made, "security.capability") == CAPABILITY
     # with the names that are left over nothing is kept back
     assert sorted(os.listdir(guest.data)) == ["d", "f", "sparse"]
 
