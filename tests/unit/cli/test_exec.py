@@ -76,6 +76,22 @@ async def test_the_status_of_the_command_becomes_ours(
     assert (done.stderr == b"") == (status not in (126, 127))
 
 
+async def test_run_has_the_stream_of_exec_and_is_for_what_is_stopped(api: Api) -> None:
+    def run_one(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return box(api[1], "run", *arguments, stdin=b"in")
+
+    script = "cat; echo err >&2; exit 7"
+    done = await asyncio.to_thread(run_one, "down", "-i", "--", "sh", "-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"in", b"err\n")
+    done = await asyncio.to_thread(run_one, "down", "--timeout", "300ms", "--", "sleep", "9")
+    assert done.returncode == 124
+    done = await asyncio.to_thread(run_one, "agent", "--", "true")
+    assert done.returncode == 125
+    assert "needs agent stopped" in text(done)
+    done = await asyncio.to_thread(run_one, "down", "true")
+    assert (done.returncode, "box run down -- true" in text(done)) == (2, True)
+
+
 async def test_output_is_byte_exact_on_both_streams(api: Api) -> None:
     done = await run(
         api[1], "agent", "--", "sh", "-c", r"printf '\377\000\r\n\201\033[31m'; printf E >&2"
