@@ -240,6 +240,26 @@ def test_a_pull_that_nobody_wants_any_more_is_ended(served: Registry, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_registry_that_goes_away_in_the_middle_of_a_pull_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = Images(tmp_path / "images")
+    with ThreadPoolExecutor() as pool:
+        (tmp_path / "registry").mkdir()
+        with registry(tmp_path / "registry") as made:
+            monkeypatch.setenv("HOME", str(made.home))
+            made.layout.image("large", layer(("large", "-", os.urandom(48 << 20))))
+            work = pool.submit(images.build, made.push("large", "team/large:1"))
+            limit = time.monotonic() + 60
+            while not list(tmp_path.glob("images/.build-*/layers/*")) and time.monotonic() < limit:
+                time.sleep(0.005)
+        # Its process has been killed.
+        with pytest.raises(CommandError) as caught:
+            work.result(120)
+    assert caught.value.retry
+    assert list((tmp_path / "images").iterdir()) == []
+
+
 def test_without_skopeo_the_reason_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "PROGRAM", "skopeo-that-is-not-here")
     with pytest.raises(BoxError, match="skopeo is not installed") as caught:
