@@ -163,6 +163,26 @@ def test_a_chain_that_is_full_makes_room_by_itself(home: Home) -> None:
     is_clean(home)
 
 
+def test_a_host_whose_disk_is_full_merges_later(small_home: Home) -> None:
+    home = small_home
+    folder = filled(home, 0)
+    before = chain_of(home)
+    facts = os.statvfs(home.path)
+    with open(home.path / "ballast", "wb") as file:
+        room = facts.f_bavail * facts.f_frsize - (48 << 10)  # less than the 64 KiB of one mark
+        os.posix_fallocate(file.fileno(), 0, room)
+    said = home.box("snapshots", "oak", "--delete", "one").stdout
+    assert said == b"oak: snapshot one deleted\n"
+    found = chain_of(home)
+    assert found.layers == before.layers
+    is_clean(home)
+    (home.path / "ballast").unlink()
+    check(folder, found, two=TWO, three=THREE, now=NOW)
+    said = home.box("snapshots", "oak", "--delete", "two").stdout
+    assert said == b"oak: snapshot two deleted; 2 layers merged into those beneath\n"
+    check(folder, chain_of(home), three=THREE, now=NOW)
+
+
 def test_a_layer_that_a_fork_has_too_stays_as_it_is(home: Home) -> None:
     folder = filled(home, 0)
     fork = folder.with_name("elm")
