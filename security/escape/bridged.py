@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from .report import Failed, Unproved
 NAMES = ("localhost", "host.containers.internal", "host.docker.internal", "gateway.docker.internal")
 # A frame: its door, source, source's MAC, the MAC it goes to, and what is special about it.
 Sent = tuple[Door, str, str, str, str]
+LISTENS_SECONDS = 10
 WAIT = 1500  # milliseconds that a guest waits for answers
 
 
@@ -79,8 +81,8 @@ class Bridged:
         ):
             self.arena.home.put(name, f"/run/{program.name}", program.read_bytes(), "0700")
         ports = " ".join(map(str, lan.PORTS))
-        script = f"/run/canary 192.0.2.1 2001:db8::1 {ports} </dev/null >/run/heard 2>&1 &"
-        self.arena.home.exec("n2", script)
+        canary = f"/run/canary 192.0.2.1 2001:db8::1 {ports}; echo ended by itself: $?"
+        self.arena.home.exec("n2", f"{{ {canary}; }} </dev/null >/run/heard 2>&1 &")
 
     def _start(self) -> None:
         try:
@@ -151,8 +153,13 @@ class Bridged:
 
     def _neighbour(self) -> bytes:
         """The record of the canary in n2."""
-        said = self.arena.home.run("exec", "n2", "--", "cat", "/run/heard").stdout
-        if not said.startswith(b"ready"):
+        deadline = time.monotonic() + LISTENS_SECONDS * self.arena.home.scale
+        while True:
+            said = self.arena.home.run("exec", "n2", "--", "cat", "/run/heard").stdout
+            if said.startswith(b"ready") or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        if not said.startswith(b"ready") or b"ended by itself" in said:
             raise Failed(f"the canary in n2 does not listen: {said[-200:]!r}")
         return said
 
