@@ -155,6 +155,7 @@ def test_a_killed_vmm_is_noticed_within_100_ms_and_replaced(oak: Home) -> None:
     assert len(oak.vmms("oak")) == 1
 
 
+@pytest.mark.quiet  # the registry is all homes'
 def test_lost_state_and_identities_are_rebuilt_from_live_vmms(oak: Home) -> None:
     """The controller is restarted over garbage; the VMM it had started is taken up again."""
     until(lambda: oak.run("oak", "true", check=False).returncode == 0, READY, "it answers")
@@ -179,6 +180,7 @@ def test_lost_state_and_identities_are_rebuilt_from_live_vmms(oak: Home) -> None
             aside.unlink()
 
 
+@pytest.mark.quiet
 def test_a_claim_the_registry_lost_while_running_goes_back_in(oak: Home) -> None:
     uid = oak.report("oak")["vmm"]["uid"]
     registry = Path("/var/lib/box/identities.toml")
