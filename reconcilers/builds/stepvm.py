@@ -47,10 +47,11 @@ class Steps:
         if how.kind == "exit" and how.value == 0:
             return
         said = " | ".join(visible(_text(each), LAST_LINE_MAX) for each in last if each.strip())
-        lacking = f" (without a network: {machine.no_network})" if machine.no_network else ""
+        lacking = f" (it had no network: {machine.no_network})" if machine.no_network else ""
         raise StepFailed(
-            f"{visible(step.title, TITLE_MAX)}: {_words(how, self._seconds)}{lacking}"
-            + (f": {said}" if said else ""),
+            f"{visible(step.title, TITLE_MAX)}: {_words(how, self._seconds)}"
+            + (f": {said}" if said else "")
+            + lacking,
             fix="change the step; its whole output: box build NAME",
         )
 
