@@ -191,5 +191,10 @@ int disks_unmount(const struct disks *disks) {
     if (disks->data_ready) return unmount(DATA);
     if (!disks->build_ready) return 0;
     int result = unmount(SYSROOT);
+    if (result == 0) {
+        /* What could not be written is told here alone, and a step is only kept whole. */
+        AUTO_CLOSE int top = open(BUILD, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (top >= 0 && syncfs(top) != 0) return -EIO;
+    }
     return result < 0 ? result : unmount(BUILD);
 }

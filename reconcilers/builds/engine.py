@@ -23,7 +23,7 @@ from reconcilers.builds import handout
 from reconcilers.builds.cache import Cache
 from reconcilers.builds.queue import StepFailed
 from reconcilers.builds.recipes import Recipe, Stage, digest_for, recipe_of
-from reconcilers.builds.stepvm import Steps
+from reconcilers.builds.stepvm import Steps, watched
 from reconcilers.facts import MIB, Disk, Image
 from reconcilers.host import Host
 from reconcilers.images import about, building
@@ -34,11 +34,13 @@ from reconcilers.inthread import to_end
 from reconcilers.mounts import Rules
 from reconcilers.throwaway import BUILDS, Throwaways, Work, shut_down
 from specs.boxfile import Boxfile, Data, Network
-from specs.errors import BoxError, ChannelError
+from specs.errors import BoxError, ChannelError, HostError
 
 # Of the guest's root as an archive, and of the time in which it is written.
 ARCHIVE_MAX = 20 << 30
 HANDOUT_SECONDS = 1800.0
+# With less than this left, writes of a machine may have failed; one piece of the agent's.
+LEAST_ROOM = MIB
 
 
 async def build(
@@ -123,6 +125,17 @@ def _cache(host: Host) -> Cache:
     return Cache(host.layout.builds, host.config.build_disk_mib)
 
 
+def _require_room(folder: Path) -> None:
+    """What was written while the disk was full may be anything, whatever the guest says."""
+    facts = os.statvfs(folder)
+    if facts.f_bavail * facts.f_frsize < LEAST_ROOM:
+        raise HostError(
+            "the host's disk is full: nothing of the step is kept",
+            where=str(folder),
+            fix=f"free some space: df -h {folder}",
+        )
+
+
 class _Build:
     def __init__(
         self,
@@ -187,10 +200,11 @@ class _Build:
                 if given is not None:
                     self._progress.stage("handing out the root")
                     try:
-                        await machine.client.export_root(HANDOUT_SECONDS)
+                        await watched(machine, machine.client.export_root(HANDOUT_SECONDS))
                     except (GuestError, ChannelError) as error:
                         failure = error  # what the steps left is good all the same
                 settled = await shut_down(machine.client)
+            _require_room(folder.parent)
             if not settled:
                 raise failure or ChannelError("the machine of the build did not end in good order")
             if stage is not None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Coroutine, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from agent.client import AgentClient, ExecRequest
 from agent.messages import Exit
@@ -23,6 +23,7 @@ from specs.errors import BoxError, ChannelError, HostError
 from specs.recipe import Step
 from specs.text import visible
 
+T = TypeVar("T")
 TITLE_MAX = 120
 # Of the output of a step that failed, in its condition: lines, and characters of each.
 LAST_LINES, LAST_LINE_MAX = 12, 200
@@ -43,7 +44,7 @@ class Steps:
         cannot go on.
         """
         last: deque[bytes] = deque(maxlen=LAST_LINES)
-        how = await _watched(machine, self._ended(machine.client, step, last))
+        how = await watched(machine, self._ended(machine.client, step, last))
         if how.kind == "exit" and how.value == 0:
             return
         said = " | ".join(visible(_text(each), LAST_LINE_MAX) for each in last if each.strip())
@@ -101,7 +102,7 @@ async def _feed(process: Process, data: bytes) -> None:
         await process.close_stdin()
 
 
-async def _watched(machine: Machine, work: Coroutine[Any, Any, Exit]) -> Exit:
+async def watched(machine: Machine, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns, unless QEMU holds the guest meanwhile, which would wait for ever."""
     working = asyncio.create_task(work)
     try:
