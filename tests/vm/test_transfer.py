@@ -182,7 +182,6 @@ def test_what_cannot_be_done_is_refused_with_the_reason(home: Home) -> None:
     is_clean(home)
 
 
-@pytest.mark.long
 def test_a_host_whose_disk_is_full_loses_nothing(small_home: Home) -> None:
     """Case L5 (disk), of transfers: at each place where the room may end."""
     home = small_home
