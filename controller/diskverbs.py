@@ -17,6 +17,7 @@ from controller.merging import Merging
 from controller.transfers import Transfers
 from reconcilers import snapshots
 from reconcilers.guestfiles.helper import Action
+from reconcilers.inthread import to_end
 from reconcilers.layout import Layout
 from reconcilers.snapshots import Listed
 from specs.errors import CommandError, HostError
@@ -105,12 +106,8 @@ class DiskVerbs:
     async def _do(self, name: str, act: Callable[[Path], T]) -> T:
         """Also when whoever asked has gone: the name is not let go before it is done."""
         folder = self._layout.disks(name)
-        acting = asyncio.ensure_future(asyncio.to_thread(act, folder))
         try:
-            return await asyncio.shield(acting)
-        except asyncio.CancelledError:
-            await asyncio.wait({acting})
-            raise
+            return await to_end(lambda: act(folder))
         except CommandError as error:  # mke2fs, which says why on its last line
             why = error.last_lines.strip().rpartition("\n")[2] or error.message
             raise HostError(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def to_end(work: Callable[[], T], stop: threading.Event | None = None) -> T:
-    """What `work` returns, from a thread. Cancelling this sets `stop`, so that it may give up, and
-    waits until it has ended: what it made is there then, to be removed.
+async def to_end(
+    work: Callable[[], T], stop: threading.Event | None = None, pool: Executor | None = None
+) -> T:
+    """What `work` returns, from a thread, of `pool` where there is one. Cancelling this sets
+    `stop`, so that it may give up, and waits until it has ended: what it made is there then, to be
+    removed, and what it changes is nobody else's before.
     """
-    working = asyncio.ensure_future(asyncio.to_thread(work))
+    working = asyncio.get_running_loop().run_in_executor(pool, work)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:

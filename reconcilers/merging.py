@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from reconcilers.chain import Chain, Layer
 from reconcilers.facts import MIB, Disk
 from reconcilers.guestfiles import helper
 from reconcilers.host import Host
+from reconcilers.inthread import to_end
 from reconcilers.qcow2 import most_bytes
 from specs.boxfile import Boxfile
 from specs.errors import ChannelError, HostError
@@ -71,7 +71,7 @@ async def _into_one(
         made=size,
     )
     into = view.index(run[0])
-    await _undisturbed(lambda: layers.set_mode(folder / run[0].file, layers.TOP_MODE))
+    await to_end(lambda: layers.set_mode(folder / run[0].file, layers.TOP_MODE))
     try:
         async with helper.alone(host, box) as (ours, names):
             start = await helper.prepared(ours, names, box, disk, most_bytes(size))
@@ -82,23 +82,11 @@ async def _into_one(
             finally:
                 os.close(errors)
                 await asyncio.shield(microvm.kill(record.pid, record.start_time))
-        await _undisturbed(lambda: layers.sync(folder / run[0].file))
+        await to_end(lambda: layers.sync(folder / run[0].file))
     except BaseException:
-        await _undisturbed(lambda: layers.tidy(folder))
+        await to_end(lambda: layers.tidy(folder))
         raise
-    await _undisturbed(lambda: layers.change(folder, found, chain.merged(found, run)))
-
-
-async def _undisturbed(act: Callable[[], None]) -> None:
-    """Do it in a thread; one whose caller is cancelled is waited for, since the disk is let go
-    then.
-    """
-    acting = asyncio.ensure_future(asyncio.to_thread(act))
-    try:
-        await asyncio.shield(acting)
-    except asyncio.CancelledError:
-        await asyncio.wait({acting})
-        raise
+    await to_end(lambda: layers.change(folder, found, chain.merged(found, run)))
 
 
 def _up_to(found: Chain, last: Layer) -> tuple[Layer, ...]:

@@ -6,7 +6,6 @@ any other name it has. It starts nothing and must not open a directory for anyth
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import pwd
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 
 from reconcilers import usermounts
 from reconcilers.hostpath import Identity, Opened, ancestors, opened_directory
+from reconcilers.inthread import to_end
 from reconcilers.mountplaces import Place, Places, out_of_reach
 from specs.boxfile import Boxfile, Mount, MountMode
 from specs.errors import HostError
@@ -130,12 +130,7 @@ async def entered(
     def enter() -> tuple[tuple[Directory, int], ...]:
         return opened.enter_context(held(box, rules()))
 
-    work = asyncio.ensure_future(asyncio.to_thread(enter))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait({work})  # else it would open what nobody closes any more
-        raise
+    return await to_end(enter)  # else it would open what nobody closes any more
 
 
 def why_not_read(at: Opened, rules: Rules, *, file: bool) -> str:

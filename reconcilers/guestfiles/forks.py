@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from agent.merged import Merged
 from agent.process import GuestError
@@ -23,11 +22,10 @@ from reconcilers.facts import Disk
 from reconcilers.guestfiles import helper, views
 from reconcilers.guestfiles.helper import Action, Job
 from reconcilers.host import Host
+from reconcilers.inthread import to_end
 from reconcilers.snapshots import Moment
 from specs.boxfile import Boxfile
 from specs.errors import HostError, UsageError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,13 +92,13 @@ async def merge(
             return Outcome(found)
         if not found.taken:  # it has all of it
             has = chain.marked(old, top, new.layers[-2].file)  # the last that was written
-            await to_its_end(lambda: _commit(folder, old, has, forks, top))
+            await to_end(lambda: _commit(folder, old, has, forks, top))
             return Outcome(found)
         await asyncio.to_thread(layers.sync, folder / top)
-        await to_its_end(lambda: _commit(folder, old, new, forks, top))
+        await to_end(lambda: _commit(folder, old, new, forks, top))
         return Outcome(found, label)
     finally:
-        await to_its_end(lambda: layers.tidy(folder))
+        await to_end(lambda: layers.tidy(folder))
 
 
 async def _told(host: Host, box: Boxfile, job: Job) -> Merged:
@@ -119,18 +117,6 @@ def _commit(folder: Path, old: Chain, new: Chain, fork: Path, mark: str) -> None
     # First: what the fork is compared with is decided by what the parent is, so by one rename.
     rebase(fork, old, mark, snapshots.now())
     layers.change(folder, old, new)
-
-
-async def to_its_end(act: Callable[[], T]) -> T:
-    """Run `act` in a thread, and wait for its end also when whoever asked has gone: what it changes
-    must not be anybody else's before.
-    """
-    acting = asyncio.ensure_future(asyncio.to_thread(act))
-    try:
-        return await asyncio.shield(acting)
-    except asyncio.CancelledError:
-        await asyncio.wait({acting})
-        raise
 
 
 def rebase(folder: Path, parent: Chain, mark: str, moment: Moment) -> None:

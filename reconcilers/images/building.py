@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from reconcilers.facts import Image
 from reconcilers.images.progress import Progress
 from reconcilers.images.store import Images
+from reconcilers.inthread import to_end
 from reconcilers.mounts import Rules
 from specs.errors import BoxError
 
@@ -42,12 +43,4 @@ async def of_base(
     def work() -> Image:
         return images.build(base, stop, rules(), progress=progress, again=again)
 
-    working = asyncio.get_running_loop().run_in_executor(images.pool, work)
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait({working})
-        if not working.cancelled():
-            working.exception()  # seen, and of no interest any more
-        raise
+    return await to_end(work, stop, images.pool)
