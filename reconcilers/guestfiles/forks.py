@@ -85,7 +85,7 @@ async def merge(
     empty = layers.is_empty(folder, old.top)
     new = chain.applied(old, label, moment.taken, top, size, empty=empty)
     try:
-        await asyncio.to_thread(layers.make_overlay, folder / top, size)
+        await to_end(lambda: layers.make_overlay(folder / top, size))
         disk = views.on_top(folder, new.layers[:-1], folder / top, size)
         found = await _told(host, parent, replace(job, disk=disk))
         if found.total and not theirs:

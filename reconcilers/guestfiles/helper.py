@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from agent.client import AgentClient
@@ -20,6 +21,7 @@ from reconcilers import disk as disks
 from reconcilers import guest, microvm
 from reconcilers.facts import MIB, Disk
 from reconcilers.host import Host
+from reconcilers.inthread import to_end
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.throwaway import TRANSFERS, Throwaways, shut_down
@@ -121,9 +123,9 @@ async def prepared(
         raise HostError(f"no machine can be started for this: {choice.message}")
     image = await asyncio.to_thread(ours.images.build, helper.base)
     strict = box.isolation is Isolation.strict
-    uid = await asyncio.to_thread(ours.claim, names.sandbox) if strict else ours.standard_uid()
+    uid = await to_end(partial(ours.claim, names.sandbox)) if strict else ours.standard_uid()
     policy = ours.confinement(helper, uid, kvm=choice.accel == "kvm", disk_bytes=most)
-    await asyncio.to_thread(ours.cgroup(names).create, policy.limits)
+    await to_end(partial(ours.cgroup(names).create, policy.limits))
     return microvm.Start(
         box=helper,
         names=names,
