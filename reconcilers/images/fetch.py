@@ -93,9 +93,7 @@ def pull(
     return _copied(source, str(name), name.host, folder, stop, watch)
 
 
-def unpack(
-    name: Archive, path: str, folder: Path, stop: threading.Event, progress: Progress
-) -> Fetched:
+def unpack(name: Archive, path: str, folder: Path, stop: threading.Event) -> Fetched:
     """The same of the archive that is at `path`."""
     source = f"oci-archive:{path}" + (f":{name.tag}" if name.tag else "")
     return _copied(source, str(name), "", folder, stop, lambda pid: None)

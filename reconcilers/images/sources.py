@@ -120,8 +120,7 @@ class _Archive:
     def load(self) -> Loaded:
         target = self._folder / "layers"
         self._progress.stage(f"unpacking {self._name}")
-        path = self._file.path
-        found = fetch.unpack(self._name, path, target, self._stop, self._progress)
+        found = fetch.unpack(self._name, self._file.path, target, self._stop)
         self._file.unchanged()
         return _merged(found, self._kept, self._progress)
 
