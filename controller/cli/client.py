@@ -14,6 +14,7 @@ from controller.cli.place import not_running
 from controller.socketfile import connect
 from reconcilers.layout import Layout
 from specs.errors import (
+    BadName,
     BoxError,
     Conflict,
     NoSandbox,
@@ -25,7 +26,7 @@ from specs.errors import (
 ANSWER_SECONDS = 60.0
 REPLY_MAX = 64 * 1024 * 1024
 ERRORS: dict[str, type[BoxError]] = {
-    kind.code: kind for kind in (UsageError, NoSandbox, NotUp, Conflict, StillRunning)
+    kind.code: kind for kind in (UsageError, BadName, NoSandbox, NotUp, Conflict, StillRunning)
 }
 
 

@@ -18,6 +18,7 @@ from controller.api import ApiServer
 from controller.forks import Outcome
 from controller.httpconn import Limits
 from controller.service import Applied, Output
+from reconcilers.chain import check_label
 from reconcilers.images.progress import Progress, Seen
 from reconcilers.images.stored import Stored
 from reconcilers.snapshots import Listed
@@ -162,7 +163,7 @@ class HostDisks:
 
     async def snapshot(self, name: str, label: str) -> str:
         self._note("snapshot", name, label)
-        return label or "2026-01-01-000000"
+        return (label and check_label(label)) or "2026-01-01-000000"
 
     async def restore(self, name: str, label: str, *, discard: bool) -> str:
         self._note("restore", name, label, discard)

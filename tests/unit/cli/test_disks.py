@@ -88,6 +88,13 @@ async def test_the_controller_does_the_rest(layout: Layout) -> None:
     ]
 
 
+async def test_a_label_that_is_none_is_a_mistake_of_usage(layout: Layout) -> None:
+    async with serving(layout.socket):
+        done = await asyncio.to_thread(box, layout.home, "snapshot", "down", "No Label")
+    assert done.returncode == 2
+    assert b"a label" in done.stderr and b"fix: " in done.stderr
+
+
 @needs_mke2fs
 def test_fork_writes_the_boxfile_of_its_parent_with_another_name(fern: Layout) -> None:
     disk.grow(_seen(fern), 24)
