@@ -60,8 +60,8 @@ def apply(layout: Layout, name: str, chosen: Namespace) -> int:
 
 
 def _tell(answer: dict[str, Any], name: str) -> None:
-    of, count = output.safe(answer["of"]), _count(answer["changes"], "change")
-    overridden = _count(answer["conflict_count"], "conflict")
+    of, count = output.safe(answer["of"]), output.count(answer["changes"], "change")
+    overridden = output.count(answer["conflict_count"], "conflict")
     match answer["result"]:
         case "nothing":
             print(f"{of} has all that {name} changed: nothing to apply")
@@ -196,7 +196,3 @@ def _left_out(archive: int) -> Iterator[dict[str, str]]:
     for each in listed(archive):
         if isinstance(each, LeftOut):
             yield {**path_field(each.path), "why": each.why}
-
-
-def _count(number: int, one: str) -> str:
-    return f"{number} {one}{'' if number == 1 else 's'}"

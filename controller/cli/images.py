@@ -121,7 +121,7 @@ def _prune(chosen: Namespace) -> int:
 
 def _count(found: list[dict[str, Any]], kind: str) -> str:
     count = sum(each["kind"] == kind for each in found)
-    return f"{count} {kind}{'' if count == 1 else 's'}" if count else ""
+    return output.count(count, kind) if count else ""
 
 
 def _table(found: list[dict[str, Any]]) -> None:

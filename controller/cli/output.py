@@ -42,6 +42,11 @@ def note(text: str) -> None:
     print(f"box: {safe_lines(text)}", file=sys.stderr)
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def widths(rows: Iterable[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 

@@ -38,7 +38,7 @@ def snapshots(chosen: Namespace) -> int:
     if chosen.delete is not None:
         path = f"/v1/sandboxes/{name}/snapshots?label={quote(chosen.delete)}"
         merged = call(layout, "DELETE", path, seconds=ANSWER_SECONDS)["merged"]
-        more = f"; {merged} layers merged into those beneath" if merged else ""
+        more = f"; {output.count(merged, 'layer')} merged into those beneath" if merged else ""
         print(f"{name}: snapshot {output.safe(chosen.delete)} deleted{more}")
         return 0
     view(layout, name)  # raises NoSandbox

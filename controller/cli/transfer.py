@@ -77,9 +77,9 @@ def _tell(notes: Notes) -> None:
 
 def _summary(notes: Notes) -> str:
     counted = [
-        _count(notes.files, "file"),
-        _count(notes.folders, "directory", "directories"),
-        _count(notes.links, "link"),
+        output.count(notes.files, "file"),
+        output.count(notes.folders, "directory", "directories"),
+        output.count(notes.links, "link"),
     ]
     size = notes.data
     unit = "bytes"
@@ -87,9 +87,5 @@ def _summary(notes: Notes) -> str:
         if size < 10 * 1024:
             break
         size, unit = size // 1024, larger
-    told = f"; {_count(notes.total, 'remark')} above" if notes.total else ""
+    told = f"; {output.count(notes.total, 'remark')} above" if notes.total else ""
     return f"{', '.join(counted)}, {size} {unit}{told}"
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -74,7 +74,7 @@ def story(home: Home, owner: int) -> None:
     assert len(before.layers) == 4
     check(folder, before, one=ONE, two=TWO, three=THREE, now=NOW)
     said = home.box("snapshots", "oak", "--delete", "two").stdout.decode()
-    assert said == "oak: snapshot two deleted; 1 layers merged into those beneath\n"
+    assert said == "oak: snapshot two deleted; 1 layer merged into those beneath\n"
     found = chain_of(home)
     assert [layer.file for layer in found.layers] == [
         before.layers[0].file, before.layers[1].file, before.layers[3].file,
@@ -83,7 +83,7 @@ def story(home: Home, owner: int) -> None:
     is_clean(home)
     # Into the lowest, which is raw.
     said = home.box("snapshots", "oak", "--delete", "one").stdout.decode()
-    assert "1 layers merged" in said
+    assert "1 layer merged" in said
     found = chain_of(home)
     assert [layer.format for layer in found.layers] == ["raw", "qcow2"]
     check(folder, found, three=THREE, now=NOW)
