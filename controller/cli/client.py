@@ -24,6 +24,8 @@ from specs.errors import (
 )
 
 ANSWER_SECONDS = 60.0
+# For what a machine does to a disk, which the controller bounds by itself.
+WORK_SECONDS = 7 * 24 * 3600.0
 REPLY_MAX = 64 * 1024 * 1024
 ERRORS: dict[str, type[BoxError]] = {
     kind.code: kind for kind in (UsageError, BadName, NoSandbox, NotUp, Conflict, StillRunning)

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from controller.cli import output
-from controller.cli.client import call
-from controller.cli.transfer import ANSWER_SECONDS
+from controller.cli.client import WORK_SECONDS, call
 from reconcilers.guestfiles import transfers
 from reconcilers.guestfiles.beneath import shown
 from reconcilers.guestfiles.changes import Entry, LeftOut, listed
@@ -88,7 +87,7 @@ def _conflict(each: dict[str, Any], name: str, of: str) -> str:
 
 def _ask(layout: Layout, name: str, asked: dict[str, object]) -> dict[str, Any]:
     body = json.dumps(asked).encode()
-    return call(layout, "POST", f"/v1/sandboxes/{name}/fork", body, ANSWER_SECONDS)
+    return call(layout, "POST", f"/v1/sandboxes/{name}/fork", body, WORK_SECONDS)
 
 
 def _print_lines(archive: int) -> None:

@@ -13,15 +13,13 @@ from typing import Any
 from urllib.parse import quote
 
 from controller.cli import output
-from controller.cli.client import call
+from controller.cli.client import WORK_SECONDS, call
 from controller.cli.place import needed
 from controller.cli.view import view
 from reconcilers.layout import Layout
 from specs.names import check_name
 
 MIB = 1 << 20
-# Of a deletion, after which layers are merged; the controller bounds that by itself.
-ANSWER_SECONDS = 7 * 24 * 3600.0
 
 
 def snapshot(chosen: Namespace) -> int:
@@ -37,7 +35,7 @@ def snapshots(chosen: Namespace) -> int:
     layout, name = _chosen(chosen)
     if chosen.delete is not None:
         path = f"/v1/sandboxes/{name}/snapshots?label={quote(chosen.delete)}"
-        merged = call(layout, "DELETE", path, seconds=ANSWER_SECONDS)["merged"]
+        merged = call(layout, "DELETE", path, seconds=WORK_SECONDS)["merged"]
         more = f"; {output.count(merged, 'layer')} merged into those beneath" if merged else ""
         print(f"{name}: snapshot {output.safe(chosen.delete)} deleted{more}")
         return 0

@@ -12,7 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from controller.cli import output
-from controller.cli.client import call
+from controller.cli.client import WORK_SECONDS, call
 from controller.cli.place import needed
 from reconcilers.guestfiles import transfers
 from reconcilers.guestfiles.notes import Notes
@@ -22,9 +22,6 @@ from reconcilers.guestfiles.unpack import unpack
 from reconcilers.layout import Layout
 from specs.errors import UsageError
 from specs.names import check_name
-
-# For the machine's whole work, which the controller bounds by itself.
-ANSWER_SECONDS = 7 * 24 * 3600.0
 
 
 def data(chosen: Namespace) -> int:
@@ -65,7 +62,7 @@ def _import(layout: Layout, name: str, folder: Path) -> int:
 
 def _ask(layout: Layout, name: str, action: str, transfer: str) -> None:
     body = json.dumps({"action": action, "transfer": transfer}).encode()
-    call(layout, "POST", f"/v1/sandboxes/{name}/data", body, ANSWER_SECONDS)
+    call(layout, "POST", f"/v1/sandboxes/{name}/data", body, WORK_SECONDS)
 
 
 def _tell(notes: Notes) -> None:
