@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from controller.cli import output
-from controller.cli.client import WORK_SECONDS, call
+from controller.cli.client import ANSWER_SECONDS, WORK_SECONDS, call
 from controller.cli.place import needed
 from controller.cli.view import view
 from reconcilers.layout import Layout
@@ -24,7 +24,8 @@ MIB = 1 << 20
 
 def snapshot(chosen: Namespace) -> int:
     layout, name = _chosen(chosen)
-    answer = _post(layout, name, "snapshots", label=chosen.label or "")
+    # Layers are merged first where no other one fits.
+    answer = _post(layout, name, "snapshots", WORK_SECONDS, label=chosen.label or "")
     print(f"{name}: snapshot {answer['label']} taken")
     return 0
 
@@ -75,8 +76,11 @@ def _chosen(chosen: Namespace) -> tuple[Layout, str]:
     return needed(), check_name(chosen.name)
 
 
-def _post(layout: Layout, name: str, what: str, **body: object) -> dict[str, Any]:
-    return call(layout, "POST", f"/v1/sandboxes/{name}/{what}", json.dumps(body).encode())
+def _post(
+    layout: Layout, name: str, what: str, seconds: float = ANSWER_SECONDS, **body: object
+) -> dict[str, Any]:
+    data = json.dumps(body).encode()
+    return call(layout, "POST", f"/v1/sandboxes/{name}/{what}", data, seconds)
 
 
 def _former(answer: dict[str, Any]) -> str:
