@@ -39,7 +39,8 @@ _STAGING, _GONE = ".build-", ".gone-"
 _AT_ONCE = 8
 _LOCK_SECONDS = 0.2
 _DIGEST = re.compile("[0-9a-f]{64}")
-_OWN = str(Builtin(BUSYBOX))
+OWN = str(Builtin(BUSYBOX))
+"""What the machines of box itself start from."""
 
 
 class Images:
@@ -105,7 +106,7 @@ class Images:
 
     def named(self) -> dict[str, list[str]]:
         """The names that mean each digest now. Raises HostError, OSError."""
-        found: dict[str, list[str]] = {self.digest_for(_OWN): [_OWN]}
+        found: dict[str, list[str]] = {self.digest_for(OWN): [OWN]}
         for name, identity in self._refs.all().items():
             with suppress(BadImageName):  # somebody wrote it into the file
                 found.setdefault(_digest(parse_image(name), identity), []).append(name)

@@ -15,13 +15,12 @@ from typing import Literal
 from reconcilers import launchrecord
 from reconcilers.builds import cache, recipes
 from reconcilers.facts import Image
-from reconcilers.images.store import Images
+from reconcilers.images.store import OWN, Images
 from reconcilers.layout import Layout
 from specs.boxfile import Boxfile
 
 ITSELF = "box"
 """Who uses the image that the machines of box itself start from."""
-OWN = "builtin:busybox"
 
 
 @dataclass(frozen=True)
