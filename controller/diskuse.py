@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from controller.entry import Entry
+from controller.entry import Entry, known
 from controller.inventory import Inventory
 from reconcilers import launchrecord, procfs
 from reconcilers.host import Host
 from specs.boxfile import State
-from specs.errors import NoSandbox, NotUp, StillRunning
+from specs.errors import NotUp, StillRunning
 
 PASS_SECONDS = 20.0
 """How long a pass that is going on may keep a verb waiting; a client waits for a minute."""
@@ -38,12 +38,7 @@ class DiskUse:
 
     def entry(self, name: str) -> Entry:
         """A sandbox that exists and is not being deleted. Raises NoSandbox."""
-        entry = self._inventory.entries.get(name)
-        if entry is None or entry.record.spec is None or entry.removing:
-            raise NoSandbox(
-                f"there is no sandbox {name}", fix=f"box new {name}, or box get to list them"
-            )
-        return entry
+        return known(self._inventory.entries, name, declared=True)
 
     @asynccontextmanager
     async def held(

@@ -6,6 +6,7 @@ pass, never data.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controller.onerun import OneRun
@@ -17,6 +18,7 @@ from reconcilers.mounts import Directory, Refused
 from specs.boxfile import Boxfile
 from specs.conditions import Condition, ConditionType, Reason
 from specs.drift import Drift
+from specs.errors import NoSandbox
 from specs.report import Failure, Report
 
 DRIFT_KEPT = 20
@@ -122,3 +124,15 @@ class Entry:
         another answer does not go on.
         """
         return self.removing, self.run is not None and self.run.over
+
+
+def known(entries: Mapping[str, Entry], name: str, *, declared: bool = False) -> Entry:
+    """The entry of this name, with `declared` only one that has a spec in force and is not being
+    deleted. Raises NoSandbox.
+    """
+    entry = entries.get(name)
+    if entry is None or (declared and (entry.record.spec is None or entry.removing)):
+        raise NoSandbox(
+            f"there is no sandbox {name}", fix=f"box new {name}, or box get to list them"
+        )
+    return entry

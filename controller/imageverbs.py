@@ -14,7 +14,7 @@ from pathlib import Path
 
 from controller import mountrules
 from controller.desired import build_network, choose
-from controller.entry import Entry
+from controller.entry import Entry, known
 from controller.inventory import Inventory
 from reconcilers.builds import cache, engine, recipes
 from reconcilers.host import Host
@@ -22,7 +22,7 @@ from reconcilers.images.progress import Progress, Seen
 from reconcilers.images.stored import Stored, stored
 from reconcilers.mounts import Rules
 from specs.boxfile import Boxfile
-from specs.errors import BoxError, NoSandbox, RefusedByPolicy
+from specs.errors import BoxError, RefusedByPolicy
 from specs.text import visible
 
 CHANGE_SECONDS = 0.5
@@ -42,7 +42,7 @@ class ImageVerbs:
         self._building: dict[str, asyncio.Task[None]] = {}
 
     async def build(self, name: str, *, pull: bool) -> int:
-        entry = self._entry(name)
+        entry = known(self._inventory.entries, name, declared=True)
         if entry.over_ceiling:
             raise RefusedByPolicy(
                 f"policy.toml forbids the Boxfile of {name}", fix=f"box describe {name} says why"
@@ -61,7 +61,7 @@ class ImageVerbs:
         return progress.seen().run
 
     def progress(self, name: str, start: int) -> Seen | None:
-        self._entry(name)
+        known(self._inventory.entries, name, declared=True)
         found = self._host.images.board.get(name)
         return found.seen(start) if found is not None else None
 
@@ -151,11 +151,3 @@ class ImageVerbs:
             del self._building[name]
         with contextlib.suppress(asyncio.CancelledError, BoxError, OSError):
             task.result()  # what failed is in its progress; a mistake of ours is the loop's to say
-
-    def _entry(self, name: str) -> Entry:
-        entry = self._inventory.entries.get(name)
-        if entry is None or entry.record.spec is None or entry.removing:
-            raise NoSandbox(
-                f"there is no sandbox {name}", fix=f"box new {name}, or box get to list them"
-            )
-        return entry

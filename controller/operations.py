@@ -17,7 +17,7 @@ from agent.process import Process
 from controller import apply, commands, mountrules
 from controller.diskuse import DiskUse
 from controller.diskverbs import DiskVerbs
-from controller.entry import Entry
+from controller.entry import Entry, known
 from controller.forks import Forks
 from controller.imageverbs import ImageVerbs
 from controller.inventory import Inventory
@@ -39,7 +39,7 @@ from reconcilers.observe import (
     wanted_confinement,
 )
 from specs.drift import Event
-from specs.errors import BoxError, HostError, InvalidBoxfile, NoSandbox, NotUp
+from specs.errors import BoxError, HostError, InvalidBoxfile, NotUp
 from specs.parse import parse_boxfile
 from specs.reading import Reading
 from specs.report import Report
@@ -202,12 +202,7 @@ class Operations:
         self._wake(name)
 
     def _entry(self, name: str) -> Entry:
-        entry = self._inventory.entries.get(name)
-        if entry is None:
-            raise NoSandbox(
-                f"there is no sandbox {name}", fix=f"box new {name}, or box get to list them"
-            )
-        return entry
+        return known(self._inventory.entries, name)
 
     def _running(self, name: str) -> tuple[Entry, Live]:
         """Its VMM is held, whether or not its guest answers."""
