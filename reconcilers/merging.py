@@ -20,7 +20,7 @@ from reconcilers.facts import MIB, Disk
 from reconcilers.guestfiles import helper
 from reconcilers.host import Host
 from reconcilers.inthread import to_end
-from reconcilers.qcow2 import most_bytes
+from reconcilers.throwaway import TRANSFERS, Throwaways
 from specs.boxfile import Boxfile
 from specs.errors import ChannelError, HostError
 from specs.text import visible
@@ -73,11 +73,14 @@ async def _into_one(
     into = view.index(run[0])
     await to_end(lambda: layers.set_mode(folder / run[0].file, layers.TOP_MODE))
     try:
-        async with helper.alone(host, box) as (ours, names):
-            start = await helper.prepared(ours, names, box, disk, most_bytes(size))
-            record, errors = await microvm.start(ours.layout, replace(start, merge_into=into))
+        machines = Throwaways(host, TRANSFERS)
+        work = await helper.work_on(machines, box, disk)
+        async with machines.alone(work.box.name) as names:
+            start = replace(await machines.prepared(names, work), merge_into=into)
+            layout = machines.host.layout
+            record, errors = await microvm.start(layout, start)
             try:
-                monitor = ours.layout.qmp_socket(names.sandbox)
+                monitor = layout.qmp_socket(names.sandbox)
                 await _commit(monitor, f"layer{into}", size)
             finally:
                 os.close(errors)

@@ -50,15 +50,22 @@ BUILDS = Purpose("builds", ".b")
 @dataclass(frozen=True)
 class Work:
     """What a machine is started with. `archive` is the caller's descriptor and whether the guest
-    writes it. `building`: the disk takes what the guest writes to its root, and is no /data; a host
-    that has no network for it gives it none.
+    writes it. `base`: a disk to compare the other one with. `building`: the disk takes what the
+    guest writes to its root, and is no /data; a host that has no network for it gives it none.
     """
 
     box: Boxfile
     image: Image
     disk: Disk
     archive: tuple[int, bool] | None = None
+    base: Disk | None = None
     building: bool = False
+
+    @property
+    def most_bytes(self) -> int:
+        """How long the largest file may become that its VMM writes."""
+        archive = os.fstat(self.archive[0]).st_size if self.archive is not None else 0
+        return max(self.disk.most_bytes, archive, self.base.most_bytes if self.base else 0)
 
 
 @dataclass(frozen=True)
@@ -132,34 +139,11 @@ class Throwaways:
             no_network = await to_end(partial(self._lacking, names, box))
             if no_network:
                 box = box.model_copy(update={"network": Network.none})
-        boot = await asyncio.to_thread(host.boot, features_of(box))
-        choice = await host.choose_accel(box, boot)
-        if choice.refused:
-            raise HostError(f"no machine can be started: {choice.message}")
-        strict = box.isolation is Isolation.strict
-        uid = await to_end(partial(host.claim, box.name)) if strict else host.standard_uid()
-        most = work.disk.most_bytes
-        if work.archive is not None:
-            most = max(most, os.fstat(work.archive[0]).st_size)
-        policy = host.confinement(box, uid, kvm=choice.accel == "kvm", disk_bytes=most)
-        await to_end(partial(host.cgroup(names).create, policy.limits))
+                work = replace(work, box=box)
+        start = await self.prepared(names, work)
         with ExitStack() as opened:
-            start = microvm.Start(
-                box=box,
-                names=names,
-                key=self._purpose.name,
-                accel=choice.accel,
-                confinement=policy,
-                image=work.image,
-                disk=work.disk,
-                boot=boot,
-                backend=host.backend_for(box),
-                host=host.facts,
-                tap=await self._tap(names, box, opened),
-                wire=self._wire(box),
-                archive=_own(work.archive, opened),
-                building=work.building,
-            )
+            tap, archive = await self._tap(names, box, opened), _own(work.archive, opened)
+            start = replace(start, tap=tap, wire=self._wire(box), archive=archive)
             record, errors = await microvm.start(host.layout, start)
         client: AgentClient | None = None
         try:
@@ -175,6 +159,35 @@ class Throwaways:
                 await client.close()
             os.close(errors)
             await asyncio.shield(microvm.kill(record.pid, record.start_time))
+
+    async def prepared(self, names: HostNames, work: Work) -> microvm.Start:
+        """What starts a machine, with its control group and UID, but for network and archive.
+        Raises BoxError, OSError.
+        """
+        host, box = self.host, work.box
+        boot = await asyncio.to_thread(host.boot, features_of(box))
+        choice = await host.choose_accel(box, boot)
+        if choice.refused:
+            raise HostError(f"no machine can be started: {choice.message}")
+        strict = box.isolation is Isolation.strict
+        uid = await to_end(partial(host.claim, box.name)) if strict else host.standard_uid()
+        kvm, most = choice.accel == "kvm", work.most_bytes
+        policy = host.confinement(box, uid, kvm=kvm, disk_bytes=most)
+        await to_end(partial(host.cgroup(names).create, policy.limits))
+        return microvm.Start(
+            box=box,
+            names=names,
+            key=self._purpose.name,
+            accel=choice.accel,
+            confinement=policy,
+            image=work.image,
+            disk=work.disk,
+            boot=boot,
+            backend=host.backend_for(box),
+            host=host.facts,
+            base=work.base,
+            building=work.building,
+        )
 
     def _lacking(self, names: HostNames, box: Boxfile) -> str:
         """Why the network of `box` cannot be had here (blocking)."""
