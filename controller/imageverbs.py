@@ -22,7 +22,7 @@ from reconcilers.images.progress import Progress, Seen
 from reconcilers.images.stored import Stored, stored
 from reconcilers.mounts import Rules
 from specs.boxfile import Boxfile
-from specs.errors import BoxError, RefusedByPolicy
+from specs.errors import BoxError, HostError, RefusedByPolicy
 from specs.text import visible
 
 CHANGE_SECONDS = 0.5
@@ -111,18 +111,17 @@ class ImageVerbs:
     async def _build(self, name: str, entry: Entry, progress: Progress, pull: bool) -> None:
         spec = entry.record.spec
         assert spec is not None
-        images, base = self._host.images, spec.base
-        before = await asyncio.to_thread(recipes.digest_for, images, spec)
-        network = build_network(self._inventory)
+        base, network = spec.base, build_network(self._inventory)
+        try:
+            before = await self._allowed(spec)
+        except (BoxError, OSError) as error:  # whoever watches would wait for ever
+            told = error if isinstance(error, BoxError) else HostError(str(error))
+            progress.failed(told.message, told.fix)
+            return
 
         def rules() -> Rules:
             return mountrules.rules_for(self._host, self._inventory, name)
 
-        if recipes.has_steps(spec):  # in machines, which must be allowed as any other
-            choice = await choose(spec, self._host, self._inventory)
-            if choice.refused:
-                progress.failed(choice.message)
-                return
         building = engine.build(self._host, spec, rules, progress, network=network, again=pull)
         work = asyncio.ensure_future(building)
         try:
@@ -140,6 +139,16 @@ class ImageVerbs:
             entry.converged_generation = -1
             self._inventory.event(entry, "pulled", f"{visible(base, 300)} is another image now")
         self._wake(name)
+
+    async def _allowed(self, spec: Boxfile) -> str:
+        """The digest that it means now, empty while nobody knows. Raises BoxError, OSError, also
+        where its steps would need a machine that is not allowed here.
+        """
+        if recipes.has_steps(spec):
+            choice = await choose(spec, self._host, self._inventory)
+            if choice.refused:
+                raise HostError(choice.message)
+        return await asyncio.to_thread(recipes.digest_for, self._host.images, spec)
 
     def _wanted(self, name: str, spec: Boxfile) -> bool:
         entry = self._inventory.entries.get(name)

@@ -105,6 +105,14 @@ async def test_only_another_image_is_another_one(made: Made) -> None:
     assert made.images.digest_for(f"rootfs:{root}") == second
 
 
+async def test_what_stands_against_it_from_the_beginning_ends_it(made: Made) -> None:
+    made.sandbox("web")
+    made.layout.images.mkdir(parents=True, exist_ok=True)
+    (made.layout.images / "refs.toml").write_text("garbled [")
+    seen = await made.built("web")
+    assert seen.state == "failed" and "refs.toml" in seen.failure and seen.fix
+
+
 async def test_why_it_failed_can_be_read_afterwards(made: Made) -> None:
     root = made.sandbox("web")
     shutil.rmtree(root)
