@@ -149,10 +149,9 @@ class Cache:
 
     def _remove(self, folder: Path) -> None:
         """By a rename first: no half of a disk under a name that is looked up."""
-        doomed = self.fresh()
         with contextlib.suppress(OSError):
-            folder.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+            if (doomed := discard(self._folder, folder.name)) is not None:
+                shutil.rmtree(doomed, ignore_errors=True)
 
     def _empty_name(self) -> str:
         return f"{_EMPTY}-{self._disk_mib}"

@@ -20,8 +20,6 @@ AGAIN_SECONDS = 600.0
 class StepFailed(BoxError):
     """A step of the Boxfile ended badly."""
 
-    code = "build_failed"
-
 
 class Queue:
     """One for all builds of a controller."""
