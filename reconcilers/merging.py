@@ -16,8 +16,7 @@ from pathlib import Path
 
 from reconcilers import chain, layers, microvm, qmp
 from reconcilers.chain import Chain, Layer
-from reconcilers.facts import MIB, Disk
-from reconcilers.guestfiles import helper
+from reconcilers.guestfiles import helper, views
 from reconcilers.host import Host
 from reconcilers.inthread import to_end
 from reconcilers.throwaway import TRANSFERS, Throwaways
@@ -57,19 +56,8 @@ async def _into_one(
     host: Host, box: Boxfile, folder: Path, found: Chain, run: tuple[Layer, ...]
 ) -> None:
     view = _up_to(found, run[-1])
-    size = max(layer.size_mib for layer in run) * MIB
-    facts = (folder / run[-1].file).lstat()
-    disk = Disk(
-        path=folder / run[-1].file,
-        format=run[-1].format,
-        size=size,
-        uid=facts.st_uid,
-        gid=facts.st_gid,
-        mode=facts.st_mode & 0o7777,
-        private=True,
-        beneath=tuple(folder / layer.file for layer in view[:-1]),
-        made=size,
-    )
+    size_mib = max(layer.size_mib for layer in run)
+    disk = views.on_top(folder, view[:-1], folder / run[-1].file, size_mib)
     into = view.index(run[0])
     await to_end(lambda: layers.set_mode(folder / run[0].file, layers.TOP_MODE))
     try:
@@ -81,7 +69,7 @@ async def _into_one(
             record, errors = await microvm.start(layout, start)
             try:
                 monitor = layout.qmp_socket(names.sandbox)
-                await _commit(monitor, f"layer{into}", size)
+                await _commit(monitor, f"layer{into}", disk.size)
             finally:
                 os.close(errors)
                 await asyncio.shield(microvm.kill(record.pid, record.start_time))
