@@ -59,8 +59,8 @@ async def _into_one(
     size_mib = max(layer.size_mib for layer in run)
     disk = views.on_top(folder, view[:-1], folder / run[-1].file, size_mib)
     into = view.index(run[0])
-    await to_end(lambda: layers.set_mode(folder / run[0].file, layers.TOP_MODE))
     try:
+        await to_end(lambda: layers.set_mode(folder / run[0].file, layers.TOP_MODE))
         machines = Throwaways(host, TRANSFERS)
         work = await helper.work_on(machines, box, disk)
         async with machines.alone(work.box.name) as names:
