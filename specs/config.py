@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StrictFloat,
     StrictInt,
     StrictStr,
     model_validator,
@@ -73,7 +74,7 @@ class Config(BaseModel):
         description="How long the guest kernel may take to start on KVM before KVM counts as "
         "not working here. Real hardware needs about one second.",
     )
-    tag_lookup_minutes: Annotated[float, Field(ge=0, le=10_080, allow_inf_nan=False)] = Field(
+    tag_lookup_minutes: Annotated[StrictFloat, Field(ge=0, le=10_080, allow_inf_nan=False)] = Field(
         60,
         description="How often a registry is asked whether a tag that runs has moved, which is "
         "drift. 0: never.",

@@ -47,6 +47,8 @@ def test_a_value_that_cannot_be_has_its_own_fix(text: str, fix: str) -> None:
         ("standard_uid = 1879048200", ""),
         ("uid_count = 0", "uid_count"),
         ("kvm_probe_seconds = 0", "kvm_probe_seconds"),
+        ("tag_lookup_minutes = '60'", "tag_lookup_minutes"),
+        ("tag_lookup_minutes = true", "tag_lookup_minutes"),
         ("log_level = 'loud'", "log_level"),
     ],
 )
