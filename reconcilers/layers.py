@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from reconcilers import chain, chaintext, qcow2
-from reconcilers.chain import Chain, Commit, FileStep, Freeze, Layer, Make, Remove
+from reconcilers import chain, chainsteps, chaintext, qcow2
+from reconcilers.chain import Chain, Layer
+from reconcilers.chainsteps import Commit, FileStep, Freeze, Make, Remove
 from reconcilers.facts import MIB
 from reconcilers.process import run
 from reconcilers.smallfile import read_small
@@ -130,7 +131,7 @@ def change(folder: Path, old: Chain, new: Chain, *, base_mib: int = 0) -> None:
     Raises HostError, CommandError or OSError, with nothing added to what chain.toml then says.
     """
     try:
-        for step in chain.steps_between(old, new, present(folder), base_mib):
+        for step in chainsteps.steps_between(old, new, present(folder), base_mib):
             if isinstance(step, Commit):
                 _settle(folder, step.chain.frozen)
             _do(folder, step)
@@ -145,7 +146,7 @@ def tidy(folder: Path) -> None:
         found = read(folder)
         if found is not None and found[1]:
             (folder / f".{CHAIN}.new").unlink(missing_ok=True)
-            for step in chain.tidied(found[0], present(folder)):
+            for step in chainsteps.tidied(found[0], present(folder)):
                 _do(folder, step)
 
 

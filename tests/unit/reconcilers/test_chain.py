@@ -9,20 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconcilers import chain, chaintext
-from reconcilers.chain import (
-    BASE,
-    LAYERS_MAX,
-    SNAPSHOTS_MAX,
-    Chain,
-    Commit,
-    FileStep,
-    Freeze,
-    Layer,
-    Make,
-    Origin,
-    Remove,
-)
+from reconcilers import chain, chainsteps, chaintext
+from reconcilers.chain import BASE, LAYERS_MAX, SNAPSHOTS_MAX, Chain, Layer, Origin
+from reconcilers.chainsteps import Commit, FileStep, Freeze, Make, Remove
 from reconcilers.smallfile import LIMIT
 from specs.errors import BadName, BoxError, Conflict, HostError, UsageError
 
@@ -120,11 +109,11 @@ def test_a_crash_at_any_step_leaves_the_old_disk_or_the_new_one(
             new = changed(old, what, number, pick)
         except BoxError:
             continue
-        steps = chain.steps_between(old, new, folder.files, 64)
+        steps = chainsteps.steps_between(old, new, folder.files, 64)
         for step in steps[:crash]:
             folder.do(step)
         assert folder.chain in (old, new)
-        for step in chain.tidied(folder.chain, dict(folder.files)):
+        for step in chainsteps.tidied(folder.chain, dict(folder.files)):
             folder.do(step)
         folder.check()
         for snapshot in folder.chain.snapshots:
@@ -235,10 +224,10 @@ def test_what_is_applied_lies_on_what_was_there_and_that_comes_back() -> None:
 def test_a_layer_that_was_made_before_is_not_made_again() -> None:
     top = f"{1:016x}.qcow2"
     new = chain.applied(NEW, "before", TAKEN, top, 64, empty=False)
-    steps = chain.steps_between(NEW, new, {BASE: True, top: True})
+    steps = chainsteps.steps_between(NEW, new, {BASE: True, top: True})
     assert steps == (Commit(new), Freeze(BASE))
     # Killed before that, it is nobody's.
-    assert chain.tidied(NEW, {BASE: True, top: True}) == (Remove(top),)
+    assert chainsteps.tidied(NEW, {BASE: True, top: True}) == (Remove(top),)
 
 
 def test_a_fork_that_was_applied_is_compared_with_what_it_has_now() -> None:
