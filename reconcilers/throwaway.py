@@ -168,7 +168,7 @@ class Throwaways:
         boot = await asyncio.to_thread(host.boot, features_of(box))
         choice = await host.choose_accel(box, boot)
         if choice.refused:
-            raise HostError(f"no machine can be started: {choice.message}")
+            raise HostError(f"no machine can be started: {choice.message}", fix="box doctor")
         strict = box.isolation is Isolation.strict
         uid = await to_end(partial(host.claim, box.name)) if strict else host.standard_uid()
         kvm, most = choice.accel == "kvm", work.most_bytes
@@ -224,7 +224,10 @@ class Throwaways:
             group.kill()
             group.remove()
         if record is not None and procfs.alive(record.pid, record.start_time) is not None:
-            raise HostError(f"an earlier machine of the same work (PID {record.pid}) does not end")
+            raise HostError(
+                f"an earlier machine of the same work (PID {record.pid}) does not end",
+                fix=f"see what holds it: cat /proc/{record.pid}/status",
+            )
         if self.host.networks.present(names):
             self.host.networks.remove(names)
         with contextlib.suppress(FileNotFoundError):

@@ -55,11 +55,15 @@ def new(folder: Path) -> Iterator[tuple[str, int]]:
 def existing(folder: Path, name: str) -> Iterator[int]:
     """A descriptor of a transfer that somebody else began. Raises UsageError when there is none."""
     if not ID.fullmatch(name):
-        raise UsageError("transfer: 16 hexadecimal digits are expected")
+        raise UsageError(
+            "transfer: 16 hexadecimal digits are expected", fix=f"make and lock a file in {folder}"
+        )
     try:
         descriptor = os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise UsageError(f"there is no transfer {name}: {error.strerror}") from None
+        raise UsageError(
+            f"there is no transfer {name}: {error.strerror}", fix=f"make and lock it in {folder}"
+        ) from None
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
