@@ -32,7 +32,7 @@ def nothing_at_work(home: Home) -> None:
             found += IdentityRegistry().claimed(instance)
         return found + [f"VMM {pid}" for pid in home.helper_vmms()]
 
-    until(lambda: not left(), 60, f"nothing of a build is left: {left()}; {home.log()}")
+    until(lambda: not left(), 60, lambda: f"nothing of a build is left: {left()}; {home.log()}")
 
 
 def message_of(home: Home, name: str, kind: str) -> str:

@@ -43,8 +43,10 @@ HELPERS = ("transfers", "builds", "kvm-probe")
 TINY = f"accel: {ACCEL}\ncpus: 1\nram_mib: 192\ndata: {{size_mib: 32}}\n"
 
 
-def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Poll until `condition` gives something true, and return it."""
+def until(condition: Callable[[], Any], seconds: float, what: str | Callable[[], str]) -> Any:
+    """Poll until `condition` gives something true, and return it. Where `what` is called, it says
+    how things are in the end.
+    """
     seconds *= SIDE_BY_SIDE * PATIENCE
     limit = time.monotonic() + seconds
     while True:
@@ -52,7 +54,8 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
         if found:
             return found
         if time.monotonic() > limit:
-            raise AssertionError(f"after {seconds:g} s still not: {what}")
+            told = what if isinstance(what, str) else what()
+            raise AssertionError(f"after {seconds:g} s still not: {told}")
         time.sleep(PAUSE)
 
 

@@ -57,7 +57,10 @@ def stopped(home: CaseHome, name: str, text: str) -> None:
 
 
 def nothing_is_left(home: CaseHome) -> None:
-    until(lambda: not everything(home), 90, f"nothing is left: {everything(home)}; {home.log()}")
+    def told() -> str:
+        return f"nothing is left: {everything(home)}; {home.log()}"
+
+    until(lambda: not everything(home), 90, told)
 
 
 def everything(home: CaseHome) -> list[object]:

@@ -44,7 +44,7 @@ def is_clean(home: Home) -> None:
             found += [str(path) for top in home.cgroups_of(instance) for path in folders_in(top)]
         return found + [f"VMM {pid}" for pid in home.helper_vmms()] + claims_of_helpers(home)
 
-    until(lambda: not left(), 60, f"nothing of a transfer is left: {left()}; {home.log()}")
+    until(lambda: not left(), 60, lambda: f"nothing of a transfer is left: {left()}; {home.log()}")
 
 
 def folders_in(top: Path) -> list[Path]:
