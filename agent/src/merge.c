@@ -118,7 +118,7 @@ static void one(const struct archive_record *record, const char *name) {
 static void skip(const struct archive_record *record, const char *name) {
     bool is_gone = record->kind == ARCHIVE_GONE || record->kind == ARCHIVE_GONE_FOLDER;
     if (!is_gone && record->kind != ARCHIVE_LEAVE && record->kind != ARCHIVE_NOTE) merge_malformed();
-    if (is_gone && !merge.applying) check_inside(&merge, name);
+    if (is_gone && !merge.applying) check_inside(&merge, record, name);
     if (record->kind == ARCHIVE_GONE_FOLDER) push_gone(record, name);
     if (record->kind != ARCHIVE_LEAVE) return;
     merge.skipping--;

@@ -29,7 +29,9 @@ struct place {
     uint8_t *body;
     size_t body_size;
     char *name;
-    uint64_t *listed; /* of one that is gone: what was in it, as hashes of names */
+    /* Of one that is gone: what was in it, as hashes of names. Of any other: inodes of directories in it that are gone,
+     * all that was in them being told, and in whose place something else comes. */
+    uint64_t *listed;
     size_t listed_count, listed_room;
 };
 
@@ -76,8 +78,8 @@ void merge_path_each(const struct merge *merge, void (*each)(const char *name));
 void check_record(struct merge *merge, const struct archive_record *record, const char *name);
 /* Opens for a directory what /data has; `place` gets it. */
 void check_enter(struct merge *merge, const char *name, struct place *place);
-/* A name in a directory that is gone, and the end of such a directory: what /data has in it besides. */
-void check_inside(struct merge *merge, const char *name);
+/* What was in a directory that is gone, and the end of such a directory: what /data has in it besides. */
+void check_inside(struct merge *merge, const struct archive_record *record, const char *name);
 void check_left(struct merge *merge);
 void check_data(struct merge *merge, const struct archive_record *record);
 void check_finish(struct merge *merge);

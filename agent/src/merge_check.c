@@ -189,9 +189,10 @@ static void list_inside(const struct entry *now) {
     if (fd >= 0 && !walk_trees(&walk, fd, -1)) merge_stop("reading a directory");
 }
 
-static void check_gone(const struct entry *now) {
+static bool check_gone(const struct entry *now) {
     char parents = parents_change(true, now);
     if (parents != 0) conflict(now->name, 'D', parents, NULL);
+    return parents == 0;
 }
 
 static uint64_t hash_of(const char *name) {
@@ -200,7 +201,7 @@ static uint64_t hash_of(const char *name) {
     return hash;
 }
 
-static void list_name_of(struct place *place, const char *name) {
+static void list_number(struct place *place, uint64_t number) {
     if (place->listed_count == place->listed_room) {
         size_t room = place->listed_room * 2 + 64;
         uint64_t *larger = realloc(place->listed, room * sizeof *larger);
@@ -208,18 +209,25 @@ static void list_name_of(struct place *place, const char *name) {
         place->listed = larger;
         place->listed_room = room;
     }
-    place->listed[place->listed_count++] = hash_of(name);
+    place->listed[place->listed_count++] = number;
 }
 
-void check_inside(struct merge *merge, const char *name) {
+static bool is_listed(const struct place *place, uint64_t number) {
+    for (size_t i = 0; i < place->listed_count; i++)
+        if (place->listed[i] == number) return true;
+    return false;
+}
+
+void check_inside(struct merge *merge, const struct archive_record *record, const char *name) {
     struct place *here = merge_here(merge);
     struct entry now;
     current = merge;
-    list_name_of(here, name);
     if (!entry_look(&now, here->parent, name)) return;
+    /* Only what the parent has: another name of the same hash, which a fork could choose, hides nothing then. */
+    list_number(here, hash_of(name));
     merge->taken++;
-    check_gone(&now);
-    if (!S_ISDIR(merge->was.type)) list_inside(&now);
+    (void)check_gone(&now);
+    if (record->kind == ARCHIVE_GONE) list_inside(&now);
 }
 
 static int by_hash(const void *one, const void *other) {
@@ -284,11 +292,15 @@ void check_record(struct merge *merge, const struct archive_record *record, cons
             return;
         }
         merge->taken += record->number == 0; /* else that record counts */
-        check_gone(&now);
+        bool kept = check_gone(&now);
+        if (record->kind == ARCHIVE_GONE && kept) list_inside(&now);
+        if (record->kind == ARCHIVE_GONE_FOLDER && record->number != 0) list_number(merge_here(merge), now.facts.st_ino);
         return;
     }
     char parents = parents_change(exists, &now);
     if (here->missing && parents == 0) parents = 'D';
+    /* It would take the place of a directory of whose content nobody has told. */
+    if (exists && parents == 0 && record->kind != ARCHIVE_FOLDER && !is_listed(here, now.facts.st_ino)) list_inside(&now);
     merge->blocked = parents != 0 && merge->was.known;
     if (parents != 0 && exists && same(record, &now)) {
         set_same(merge->index);

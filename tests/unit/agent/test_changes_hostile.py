@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.archive import Change, Kind, Record
+from agent.archive import Change, Kind, Record, Window, records
 from reconcilers.guestfiles.changes import LeftOut
 from tests import hostile
 from tests.unit.agent.guest import Guest
@@ -48,6 +48,46 @@ def test_malformed_changes_change_nothing(
     guest.put_records(*parts, changes=True)
     assert "malformed" in guest.run("merge", "theirs", status=127)
     assert os.listdir(guest.data) == ["kept"]
+
+
+def was_folder(guest: Guest, tmp_path: Path) -> Record:
+    """What is told of the directory `work` when it is gone."""
+    _base, fork = prepared(guest, tmp_path, "work/old")
+    shutil.rmtree(fork / "work")
+    changes(guest, fork)
+    with guest.transfer.open("rb") as file:
+        whole = file.read(4096)
+    window = Window(lambda at, size: whole[at : at + size], len(whole))
+    return next(each for each in records(window, changes=True) if each.kind == Kind.WAS)
+
+
+GONE_WORK = (Record(Kind.GONE_FOLDER, b"work"), b"")
+LEAVE = (Record(Kind.LEAVE), b"")
+
+
+@pytest.mark.parametrize("what", ["it is gone", "a file over it", "gone in what is gone"])
+def test_nothing_that_the_parent_put_into_a_directory_goes_untold(
+    guest: Guest, tmp_path: Path, what: str
+) -> None:
+    """The list says of no directory what was in it, as only a fork's own machine would write it."""
+    was = (was_folder(guest, tmp_path), b"")
+    new = guest.data / "work/new"
+    if what == "it is gone":
+        told = [was, (Record(Kind.GONE, b"work"), b"")]
+    elif what == "a file over it":
+        told = [was, (Record(Kind.FILE, b"work", 0o644, change=Change.TYPE), b"")]
+    else:
+        new = guest.data / "work/old/new"
+        new.parent.unlink()
+        new.parent.mkdir()
+        shutil.copystat(guest.data / "work", new.parent)
+        told = [was, GONE_WORK, was, (Record(Kind.GONE, b"old"), b""), LEAVE]
+    new.write_text("the parent's")
+    count = 2 if len(told) > 2 else 1
+    guest.put_records(*told, (Record(Kind.END, size=count), b""), changes=True)
+    found = Told.read(guest.told("merge", "none"))
+    assert str(new.relative_to(guest.data)) in found.conflicts
+    assert new.read_text() == "the parent's"
 
 
 def test_a_plain_archive_is_none_of_changes(guest: Guest, tmp_path: Path) -> None:
