@@ -159,8 +159,15 @@ def _looked_up_first(box: Boxfile, desired: Desired, observed: Observed) -> Step
             return None
     elif _data(box, observed)[1] is not None:
         return None  # nothing is started, so there is nothing to ask a registry for
-    field, want, got = "image", box.base, "not looked up"
-    return steps.BuildImage(field, want, got, consequence=True, base=box.base, again=True)
+    return steps.BuildImage(
+        "image",
+        box.base,
+        "not looked up",
+        consequence=True,
+        base=box.base,
+        again=True,
+        network=desired.build_network,
+    )
 
 
 def _kill(observed: Observed) -> Step:

@@ -51,16 +51,17 @@ async def build(
     *,
     network: bool,
     again: bool = False,
+    patient: bool = False,
 ) -> Image:
     """The image that `box` starts from: that of its base, and its steps done on it.
 
     `network`: the steps may have one. `again`: what the base stands for is looked up anew.
-    Cancelling this ends what runs, and clears it away. `progress` is told all of it, and how it
-    ended.
+    `patient`: steps that failed a while ago are not run again. Cancelling this ends what runs, and
+    clears it away. `progress` is told all of it, and how it ended.
 
     Raises StepFailed, BoxError, OSError.
     """
-    made = _made(host, box, rules, progress, network=network, again=again)
+    made = _made(host, box, rules, progress, network=network, again=again, patient=patient)
     return await building.told(progress, made)
 
 
@@ -71,12 +72,12 @@ async def for_start(
     and what it printed stays. With `again` (`pull: always`) what cannot be looked up is not
     started, as container engines do it; the reason says so.
     """
-    known = host.queue.failure(digest_for(host.images, box))
+    known = host.queue.failure(_tried(box, digest_for(host.images, box), network))
     if known is not None and not again:
         raise StepFailed(known.message, fix=known.fix)
     progress = host.images.board.begin(box.name)
     try:
-        return await build(host, box, rules, progress, network=network, again=again)
+        return await build(host, box, rules, progress, network=network, again=again, patient=True)
     except StepFailed:
         raise
     except BoxError as error:
@@ -94,23 +95,33 @@ async def _made(
     *,
     network: bool,
     again: bool,
+    patient: bool,
 ) -> Image:
     base = await building.of_base(host.images, box.base, rules, progress, again=again)
     recipe = recipe_of(box, base.digest)
     if recipe is None:
         return base
+    tried = _tried(box, recipe.digest, network)
     # Its base may mean another image by now, and then nobody else uses this one.
     with host.images.taken(base.digest), host.images.taken(recipe.digest):
         async with host.queue.alone(recipe.digest, progress):
             found = host.images.at(recipe.digest)
             if found is not None:
                 return found
+            if patient and (known := host.queue.failure(tried)) is not None:
+                raise StepFailed(known.message, fix=known.fix)
             async with host.queue.place(progress):
                 try:
                     return await _Build(host, box, base, recipe, network, progress).run()
                 except StepFailed as error:
-                    host.queue.failed(recipe.digest, error)
+                    host.queue.failed(tried, error)
                     raise
+
+
+def _tried(box: Boxfile, digest: str, network: bool) -> str:
+    """Names a build by the machine, too: another one may do what this one could not."""
+    machine = (box.cpus, box.ram_mib, box.accel, box.isolation, box.backend, network)
+    return " ".join(map(str, (digest, *machine)))
 
 
 def sweep(host: Host) -> None:

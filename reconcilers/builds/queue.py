@@ -29,15 +29,15 @@ class Queue:
         self._building: dict[str, Progress] = {}
         self._failed: dict[str, tuple[float, StepFailed]] = {}
 
-    def failed(self, digest: str, error: StepFailed) -> None:
-        """The build of this image failed just now."""
+    def failed(self, build: str, error: StepFailed) -> None:
+        """This build, of an image by a machine, failed just now."""
         if len(self._failed) > 1000:
             self._failed.clear()
-        self._failed[digest] = (time.monotonic(), error)
+        self._failed[build] = (time.monotonic(), error)
 
-    def failure(self, digest: str) -> StepFailed | None:
-        """How its build failed, as long as it is not tried again by itself."""
-        moment, error = self._failed.get(digest, (0.0, None))
+    def failure(self, build: str) -> StepFailed | None:
+        """How it failed, as long as it is not tried again by itself."""
+        moment, error = self._failed.get(build, (0.0, None))
         return error if time.monotonic() < moment + AGAIN_SECONDS else None
 
     @contextlib.asynccontextmanager

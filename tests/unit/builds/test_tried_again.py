@@ -1,0 +1,91 @@
+"""When a build that failed is run again, and when not."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from reconcilers.builds import engine
+from reconcilers.builds.queue import Queue, StepFailed
+from reconcilers.facts import Image
+from reconcilers.host import Host
+from reconcilers.images import building
+from reconcilers.images.progress import Board, Progress
+from reconcilers.mounts import Rules
+from specs.boxfile import Boxfile
+
+BASE = Image("b" * 64, "s" * 64, Path("root.squashfs"))
+BOX = Boxfile(name="agent", base="example.org/tool", run=("false",))
+
+
+class Images:
+    board = Board()
+
+    def at(self, digest: str) -> None:
+        return None
+
+    def digest_for(self, base: str) -> str:
+        return BASE.digest
+
+    def taken(self, digest: str) -> Any:
+        return nullcontext()
+
+
+def no_rules() -> Rules:
+    raise AssertionError("nothing of the host is read")
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    async def of_base(*_: object, **__: object) -> Image:
+        return BASE
+
+    monkeypatch.setattr(building, "of_base", of_base)
+    return cast(Host, SimpleNamespace(queue=Queue(), images=Images()))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Boxfile]:
+    """What was built so far; each of it fails."""
+    found = list[Boxfile]()
+
+    class Failing:
+        def __init__(self, host: Host, box: Boxfile, *_: object) -> None:
+            found.append(box)
+
+        async def run(self) -> Image:
+            raise StepFailed("run: false: it ended with status 1")
+
+    monkeypatch.setattr(engine, "_Build", Failing)
+    return found
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_passes_do_not_run_a_failed_step_again_and_again(
+    host: Host, runs: list[Boxfile], again: bool
+) -> None:
+    for _ in range(3):
+        with pytest.raises(StepFailed, match="status 1"):
+            await engine.for_start(host, BOX, no_rules, network=True, again=again)
+    assert len(runs) == 1
+    with pytest.raises(StepFailed):
+        await engine.build(host, BOX, no_rules, Progress(), network=True)
+    assert len(runs) == 2, "whoever asks for it has it run"
+
+
+@pytest.mark.parametrize(
+    ("change", "network"), [({"ram_mib": 4096}, True), ({"cpus": 4}, True), ({}, False)]
+)
+async def test_another_machine_is_another_try(
+    host: Host, runs: list[Boxfile], change: dict[str, int], network: bool
+) -> None:
+    """Nor does a sandbox whose machine is too small keep others with its recipe from starting."""
+    other = BOX.model_copy(update={"name": "other", **change})
+    for box, allowed in ((BOX, True), (other, network)):
+        with pytest.raises(StepFailed):
+            await engine.for_start(host, box, no_rules, network=allowed, again=False)
+    assert runs == [BOX, other]
