@@ -22,8 +22,6 @@ from specs.errors import ProtocolError
 KEPT = (b"security.capability", USER)  # as of any tar file
 TIME_MAX = (1 << 32) - 1
 UID_MAX = (1 << 32) - 2
-# Of all files together, so that an archive of holes does not become a list without end.
-ALL_PIECES_MAX = 2_000_000
 
 
 def loaded(archive: int) -> Loaded:
@@ -43,7 +41,6 @@ class _Reading:
         )
         self._folders: list[bytes] = []
         self._numbered: dict[int, bytes] = {}
-        self._pieces = 0
         self.left_out = 0
 
     def entries(self) -> Iterator[Entry]:
@@ -52,10 +49,9 @@ class _Reading:
         pieces: list[tuple[int, int, int]] = []
         for record in records(self._window):
             if record.kind == Kind.DATA:
-                self._pieces += 1
                 pieces.append((record.size, record.length, record.position))
-                if len(pieces) > PIECES_MAX or self._pieces > ALL_PIECES_MAX:
-                    raise BadImage("its files have too many holes")
+                if len(pieces) > PIECES_MAX:
+                    raise BadImage("one of its files has too many holes")
                 continue
             if file is not None:
                 yield self._file(file, tuple(pieces))

@@ -28,6 +28,9 @@ from specs.text import visible
 # Entries of all layers together. Debian with Python has 15,000, large development images 300,000.
 ENTRIES_MAX = 500_000
 NAME_MAX, PATH_MAX = 255, 4095  # limits.h, without the final NUL
+# Of all entries together: the bytes of names, of what links lead to and of extended attributes, and
+# the pieces of sparse files. All of them are in memory. Half a million plain names take 40 MB.
+TEXT_MAX, PIECES_MAX = 256 << 20, 2_000_000
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 _AUFS = b".wh..wh."  # what aufs kept for itself; old images have some, and they mean nothing here
@@ -66,7 +69,7 @@ class Merge:
         self.tree = Tree()
         self.devices = 0
         self._layers = 0
-        self._entries = 0
+        self._entries = self._text = self._pieces = 0
 
     def apply(self, entries: Iterable[Entry]) -> None:
         """Lay one more layer on top. Raises BadImage that names the layer and the entry."""
@@ -75,13 +78,23 @@ class Merge:
         try:
             for entry in entries:
                 where = f'layer {self._layers}, entry "{shown(entry.name)}"'
-                self._entries += 1
-                if self._entries > ENTRIES_MAX:
-                    raise BadImage(f"the image has more than {ENTRIES_MAX} entries")
+                self._count(entry)
                 self._apply(entry)
                 where = f'layer {self._layers}, after entry "{shown(entry.name)}"'
         except BadImage as error:
             raise BadImage(f"{where}: {error.message}") from None
+
+    def _count(self, entry: Entry) -> None:
+        self._entries += 1
+        if self._entries > ENTRIES_MAX:
+            raise BadImage(f"the image has more than {ENTRIES_MAX} entries")
+        attributes = sum(len(name) + len(value) for name, value in entry.xattrs)
+        self._text += len(entry.name) + len(entry.link) + attributes
+        if self._text > TEXT_MAX:
+            raise BadImage(f"its names and attributes take more than {TEXT_MAX >> 20} MiB")
+        self._pieces += len(entry.content.pieces or ())
+        if self._pieces > PIECES_MAX:
+            raise BadImage(f"its files have more than {PIECES_MAX} holes")
 
     def _apply(self, entry: Entry) -> None:
         parts = split(entry.name)

@@ -1,8 +1,8 @@
 """The entries of a tar file, headers alone, with every number in it taken for a lie until checked.
 
 The standard library reads the formats; this module keeps it from being led astray: no header is
-larger than HEADER_MAX, offsets only grow, and an archive that breaks off is an error, where tarfile
-takes it for the end.
+larger than HEADER_MAX, what stands before one entry is not without end, offsets only grow, and an
+archive that breaks off is an error, where tarfile takes it for the end.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from reconcilers.images.tree import NOTHING, BadImage, Content, Xattrs
 
 # Names and extended attributes of one entry; Linux allows 64 KiB of attributes and 4 KiB of path.
 HEADER_MAX = 1 << 20
+# All that is read before the bytes of one entry: several headers, and the list of a file's holes.
+ENTRY_MAX = 2 * HEADER_MAX
+GLOBAL_MAX = 64 << 10
 BLOCK = 512
 PIECES_MAX = 10_000  # of one sparse file
 # The others speak of something that is not the image's: labels of the builder's system, or what an
@@ -40,10 +43,18 @@ class _Bounded(io.RawIOBase):
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self._read = 0
+
+    def begin(self) -> None:
+        """The next entry begins."""
+        self._read = 0
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= HEADER_MAX + BLOCK:
             raise BadImage(f"a header is larger than {HEADER_MAX} bytes")
+        self._read += size
+        if self._read > ENTRY_MAX:
+            raise BadImage(f"the headers of one entry are larger than {ENTRY_MAX} bytes")
         return self._file.read(size)
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -67,14 +78,16 @@ def entries(file: BinaryIO, source: int) -> Iterator[Entry]:
     file.seek(0)
     if size == 0:
         return  # a layer without content, as some builders write it
-    former = -1
+    former, bounded = -1, _Bounded(file)
     try:
         with tarfile.open(
-            fileobj=_Bounded(file), mode="r:", encoding="utf-8", errors="surrogateescape"
+            fileobj=bounded, mode="r:", encoding="utf-8", errors="surrogateescape"
         ) as archive:
             # The first member is read by open() already, and next() gives it.
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                _check_global(archive)
+                bounded.begin()
                 if archive.offset <= former or archive.offset > size + BLOCK:
                     raise BadImage("it does not end where its headers say")
                 former = archive.offset
@@ -87,6 +100,13 @@ def entries(file: BinaryIO, source: int) -> Iterator[Entry]:
     file.seek(end)
     if file.read(BLOCK).strip(b"\0"):
         raise BadImage(f"what stands at byte {end} is no header of a tar file")
+
+
+def _check_global(archive: tarfile.TarFile) -> None:
+    """What holds for all entries from here on: tarfile copies it for each."""
+    size = sum(len(key) + len(value) for key, value in archive.pax_headers.items())
+    if size > GLOBAL_MAX:
+        raise BadImage(f"its global headers are larger than {GLOBAL_MAX} bytes")
 
 
 def _entry(member: tarfile.TarInfo, source: int, size: int) -> Entry:

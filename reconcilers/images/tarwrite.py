@@ -14,6 +14,8 @@ from reconcilers.images.tree import BadImage, Fifo, File, Folder, Node, Symlink,
 BLOCK = 512
 # Of all files together, holes included. squashfs keeps four bytes for each 128 KiB.
 BYTES_MAX = 64 << 30
+# Of a path, and of all together: links make it longer than any that an entry had.
+PATH_MAX, PATHS_MAX = 4095, 256 << 20
 _CHUNK = 1 << 20
 _ZEROS = memoryview(bytes(_CHUNK))
 _PLAIN_NAME = 100
@@ -51,12 +53,17 @@ class _Writer:
         self._source = source
         self._out = out
         self._check = check
-        self._bytes = self._written = 0
+        self._bytes = self._written = self._paths = 0
         self._first: dict[int, bytes] = {}  # the path under which each file was written
         self.inodes = 1
 
     def add(self, path: bytes, node: Node) -> None:
         self._check(self._written)
+        self._paths += len(path)
+        if len(path) > PATH_MAX or self._paths > PATHS_MAX:
+            raise BadImage(
+                f"a path is longer than {PATH_MAX} bytes, or all are {PATHS_MAX >> 20} MiB"
+            )
         if not isinstance(node, Folder):
             first = self._first.setdefault(id(node), path)
             if first != path:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reconcilers.images import layers as rules
 from reconcilers.images import tree as trees
 from reconcilers.images.layers import Entry, Kind, Merge
-from reconcilers.images.tree import BadImage, File, Folder, Symlink
+from reconcilers.images.tree import BadImage, Content, File, Folder, Symlink
 from tests.unit.images.layouts import Item, layer, listed, merged, result
 
 ETC: Item = ("etc", "d")
@@ -265,3 +265,22 @@ def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     merge.apply(Entry(b"f%d" % number, Kind.file) for number in range(100))
     with pytest.raises(BadImage, match="more than 100 entries"):
         merge.apply([Entry(b"one", Kind.file)])
+
+
+@pytest.mark.parametrize(
+    ("most", "entry"),
+    [
+        ("TEXT_MAX", Entry(b"f" * 60, Kind.file)),
+        ("TEXT_MAX", Entry(b"f", Kind.symlink, link=b"x" * 60)),
+        ("TEXT_MAX", Entry(b"f", Kind.file, xattrs=((b"user.a", b"x" * 60),))),
+        ("PIECES_MAX", Entry(b"f", Kind.file, content=Content(0, 0, 9, ((0, 1, 0),) * 60))),
+    ],
+)
+def test_what_is_held_in_memory_is_bounded_for_all_layers_together(
+    monkeypatch: pytest.MonkeyPatch, most: str, entry: Entry
+) -> None:
+    monkeypatch.setattr(rules, most, 100)
+    merge = Merge()
+    merge.apply([entry])
+    with pytest.raises(BadImage, match="more than"):
+        merge.apply([entry])

@@ -24,7 +24,7 @@ def header(name: str = "f", size: int = 0, kind: bytes = b"0", **settings: objec
     return info.tobuf(format=tarfile.GNU_FORMAT)
 
 
-def pax(*records: tuple[str, str]) -> bytes:
+def pax(*records: tuple[str, str], kind: bytes = b"x") -> bytes:
     body = b""
     for key, value in records:
         rest = f" {key}={value}\n".encode()
@@ -32,7 +32,7 @@ def pax(*records: tuple[str, str]) -> bytes:
         while len(rest) + len(str(length)) != length:
             length += 1
         body += str(length).encode() + rest
-    return header("x", len(body), b"x") + body + bytes(-len(body) % BLOCK)
+    return header("x", len(body), kind) + body + bytes(-len(body) % BLOCK)
 
 
 END = bytes(2 * BLOCK)
@@ -80,6 +80,22 @@ def test_an_empty_layer_has_no_entries(data: bytes) -> None:
 def test_a_tar_file_that_lies_is_refused(data: bytes) -> None:
     with pytest.raises(BadImage):
         count(data)
+
+
+def test_global_headers_do_not_grow_with_each_entry() -> None:
+    """tarfile keeps them all, and copies them for each entry."""
+    each = [pax((f"SCHILY.xattr.user.{n}", "x" * 9000), kind=b"g") + header() for n in range(20)]
+    assert count(b"".join(each[:7]) + END) == 7
+    with pytest.raises(BadImage, match="global headers"):
+        count(b"".join(each) + END)
+
+
+def test_a_list_of_holes_is_not_read_without_end() -> None:
+    """It is the file's own content, of which tarfile makes numbers until it ends."""
+    head = pax(("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"), ("GNU.sparse.name", "f"))
+    numbers = b"9999999\n" + b"1\n" * (2 << 20)
+    with pytest.raises(BadImage, match="headers of one entry"):
+        count(head + header(size=len(numbers)) + numbers + END)
 
 
 @pytest.mark.parametrize("mtime", ["-5", "1e999", "nan", "99999999999", "x"])

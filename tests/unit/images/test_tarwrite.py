@@ -81,6 +81,17 @@ def test_more_than_can_be_stored_is_refused(
         written(merge.tree, tmp_path, b"")
 
 
+def test_links_make_no_path_that_is_longer_than_any(tmp_path: Path) -> None:
+    """Each is short as it is written, and stands below what the former led to."""
+    merge = Merge()
+    part = b"/".join([b"d" * 250] * 12)
+    merge.apply([Entry(part, Kind.folder), Entry(b"s", Kind.symlink, link=part)])
+    written(merge.tree, tmp_path, b"")
+    merge.apply([Entry(b"s/" + part, Kind.folder)])
+    with pytest.raises(BadImage, match="longer than 4095"):
+        written(merge.tree, tmp_path, b"")
+
+
 def test_a_source_that_became_shorter_is_refused(tmp_path: Path) -> None:
     merge = Merge()
     merge.apply([Entry(b"f", Kind.file, content=Content(0, 0, 100))])
