@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +16,7 @@ from reconcilers.images.progress import Seen
 from reconcilers.images.stored import Stored
 from specs.errors import UsageError
 
-START_MAX = 2**53  # what JSON's numbers hold
+_NUMBER = re.compile(r"[0-9]{1,15}")  # what JSON's numbers hold
 
 
 async def _build(service: Service, request: Request, name: str) -> Reply:
@@ -26,9 +27,9 @@ async def _build(service: Service, request: Request, name: str) -> Reply:
 async def _progress(service: Service, request: Request, name: str) -> Reply:
     query = parse_qs(request.path.partition("?")[2], keep_blank_values=True)
     values = query.pop("from", ["0"])
-    if query or len(values) != 1 or not (values[0].isascii() and values[0].isdigit()):
+    if query or len(values) != 1 or not _NUMBER.fullmatch(values[0]):
         raise UsageError("from which line?", fix="GET /v1/sandboxes/NAME/build?from=0")
-    seen = service.images.progress(name, min(int(values[0]), START_MAX))
+    seen = service.images.progress(name, int(values[0]))
     return Reply({"name": name, **(_shown(seen) if seen is not None else {"state": "none"})})
 
 

@@ -47,6 +47,7 @@ async def test_each_request_reaches_its_verb(tmp_path: Path) -> None:
         ("POST", "sandboxes/down/build", {"pull": 1}, 400, "bad_request"),
         ("POST", "sandboxes/down/build", {"push": True}, 400, "bad_request"),
         ("GET", "sandboxes/down/build?from=-1", None, 400, "bad_request"),
+        ("GET", f"sandboxes/down/build?from={'9' * 5000}", None, 400, "bad_request"),
         ("GET", "sandboxes/down/build?from=1&from=2", None, 400, "bad_request"),
         ("GET", "sandboxes/down/build?to=1", None, 400, "bad_request"),
         ("POST", "sandboxes/moss/build", None, 404, "no_sandbox"),
