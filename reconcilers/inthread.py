@@ -12,11 +12,15 @@ T = TypeVar("T")
 
 
 async def to_end(
-    work: Callable[[], T], stop: threading.Event | None = None, pool: Executor | None = None
+    work: Callable[[], T],
+    stop: threading.Event | None = None,
+    pool: Executor | None = None,
+    unwanted: Callable[[T], object] | None = None,
 ) -> T:
     """What `work` returns, from a thread, of `pool` where there is one. Cancelling this sets
     `stop`, so that it may give up, and waits until it has ended: what it made is there then, to be
-    removed, and what it changes is nobody else's before.
+    removed, and what it changes is nobody else's before. What it returned, such as a descriptor, is
+    given to `unwanted` then, since nobody else has it.
     """
     working = asyncio.get_running_loop().run_in_executor(pool, work)
     try:
@@ -25,6 +29,7 @@ async def to_end(
         if stop is not None:
             stop.set()
         await asyncio.wait({working})
-        if not working.cancelled():
-            working.exception()  # seen, and of no interest any more
+        # An exception is seen so, and of no interest any more.
+        if not working.cancelled() and working.exception() is None and unwanted is not None:
+            unwanted(working.result())
         raise

@@ -16,6 +16,7 @@ import shutil
 import signal
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from reconcilers import backend as slots
@@ -34,6 +35,7 @@ from reconcilers.facts import Disk, Image
 from reconcilers.helpers import Serving, serve
 from reconcilers.images.about import environment_of
 from reconcilers.images.verify import open_verified
+from reconcilers.inthread import to_end
 from reconcilers.launched import settings_of
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout
@@ -93,7 +95,7 @@ async def start(layout: Layout, wanted: Start) -> tuple[LaunchRecord, int]:
     command = _command(wanted)
     with ExitStack() as opened:
         # In a thread: it reads the whole image.
-        image = await asyncio.to_thread(open_verified, wanted.image)
+        image = await to_end(partial(open_verified, wanted.image), unwanted=os.close)
         opened.callback(os.close, image)
         descriptors = _descriptors(opened, layout, wanted, image)
         # Copies: the shared ones are closed when another pass finds a new kernel.

@@ -210,7 +210,8 @@ class Throwaways:
         networks = self.host.networks
         if box.network is not Network.bridge or isinstance(networks, UserNetworks):
             return None
-        descriptors = await to_end(partial(_raised, networks, names, box))
+        raising = partial(_raised, networks, names, box)
+        descriptors = await to_end(raising, unwanted=lambda found: list(map(os.close, found)))
         for descriptor in descriptors:
             opened.callback(os.close, descriptor)
         return descriptors
