@@ -38,7 +38,7 @@ class Refs:
             return self._read().get(name, "")
 
     def put(self, name: str, identity: str) -> None:
-        """Keep it (durable on return). Raises HostError, OSError."""
+        """Keep it (durable on return). Raises HostError, also where no more fits, OSError."""
         with self._lock:
             known = self._read()
             if known.get(name) != identity:
@@ -59,6 +59,13 @@ class Refs:
 
     def _write(self, known: Mapping[str, str]) -> None:
         text = _HEADER + tomli_w.dumps({"resolved": dict(sorted(known.items()))})
+        if (
+            len(text.encode()) > SIZE_MAX
+        ):  # which could not be read again, and then no name is known
+            raise HostError(
+                f"{self._path} holds {len(known) - 1} names and has no room for another",
+                fix="box images --prune forgets those of images that no sandbox uses",
+            )
         temporary = self._path.with_name(f".{NAME}.new")
         temporary.unlink(missing_ok=True)
         with open(temporary, "x") as file:
