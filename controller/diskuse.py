@@ -14,7 +14,8 @@ from controller.inventory import Inventory
 from reconcilers import launchrecord, procfs
 from reconcilers.host import Host
 from specs.boxfile import State
-from specs.errors import NotUp, StillRunning
+from specs.ceiling import Ceiling
+from specs.errors import NotUp, RefusedByPolicy, StillRunning
 
 PASS_SECONDS = 20.0
 """How long a pass that is going on may keep a verb waiting; a client waits for a minute."""
@@ -102,6 +103,21 @@ class DiskUse:
             f"the VM of {name} runs and has its disk open",
             fix=f"write state: stopped into the Boxfile of {name}, box apply -f it --wait, then "
             "this again, and take the line out",
+        )
+
+
+def require_walls(entry: Entry, inventory: Inventory) -> None:
+    """Before a helper machine is started with the isolation and the accelerator of its Boxfile.
+    Raises RefusedByPolicy.
+    """
+    ceiling, spec = inventory.ceiling, entry.record.spec
+    if not isinstance(ceiling, Ceiling) or spec is None:
+        return  # what was accepted goes on meanwhile
+    if broken := ceiling.weak_walls(spec):
+        why = "; ".join(broken)
+        raise RefusedByPolicy(
+            f"policy.toml forbids a machine as the Boxfile of {spec.name} says: {why}",
+            fix=f"change the Boxfile of {spec.name}, or policy.toml",
         )
 
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agent.merged import NOTHING, Merged
-from controller.diskuse import DiskUse
+from controller.diskuse import DiskUse, require_walls
 from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.merging import Merging
@@ -47,10 +47,12 @@ class Forks:
     async def diff(self, name: str, transfer: str) -> Outcome:
         """Write what the fork `name` changed to the file of `transfer`, without what is in files.
 
-        Raises what `DiskUse.held` and `forks.compare` raise, UsageError for no such transfer.
+        Raises what `DiskUse.held` and `forks.compare` raise, RefusedByPolicy, UsageError for no
+        such transfer.
         """
         with transfers.existing(self._host.layout.transfers, transfer) as archive:
             async with self._use.held(name) as entry, self._failing():
+                require_walls(entry, self._inventory)
                 of = await self._parent_of(name)
                 count = await forks.compare(self._host, _spec(entry), archive, with_data=False)
         return Outcome(of, "told" if count else "nothing")
@@ -61,9 +63,11 @@ class Forks:
         """
         with transfers.existing(self._host.layout.transfers, transfer) as archive:
             async with self._use.held(name) as entry:
+                require_walls(entry, self._inventory)
                 of = await self._parent_of(name)
                 try:
                     async with self._use.held(of) as parent, self._failing():
+                        require_walls(parent, self._inventory)
                         if not dry_run:
                             await self._make_room(entry, parent)
                         fork = _spec(entry)

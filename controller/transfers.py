@@ -10,7 +10,7 @@ import asyncio
 import os
 from dataclasses import replace
 
-from controller.diskuse import DiskUse
+from controller.diskuse import DiskUse, require_walls
 from controller.entry import Entry
 from controller.inventory import Inventory
 from reconcilers import disk as disks
@@ -32,11 +32,12 @@ class Transfers:
     async def run(self, name: str, action: Action, transfer: str) -> None:
         """Write /data of `name` to the file of `transfer`, or add what is in that file to it.
 
-        Raises what `DiskUse.held` and `helper.run` raise, Conflict when it has no data, UsageError
-        for no such transfer.
+        Raises what `DiskUse.held` and `helper.run` raise, RefusedByPolicy, Conflict when it has no
+        data, UsageError for no such transfer.
         """
         with transfers.existing(self._host.layout.transfers, transfer) as archive:
             async with self._use.held(name, f"its /data is being {action.value}ed") as entry:
+                require_walls(entry, self._inventory)
                 disk = await asyncio.to_thread(self._disk, entry, action)
                 if not entry.record.has_disk:
                     self._inventory.save(name, replace(entry.record, has_disk=True))

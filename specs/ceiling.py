@@ -73,13 +73,19 @@ class Ceiling(BaseModel):
             *self._limits(box),
             *self._totals(box, totals_of_others),
             *self._bases(box),
+            *self.weak_walls(box),
         ]
+        if not self.allow_erase and box.data.on_delete is OnDelete.erase:
+            broken.append("allow_erase: data.on_delete may not be erase")
+        return tuple(broken)
+
+    def weak_walls(self, box: Boxfile) -> tuple[str, ...]:
+        """The rules that any machine breaks which is walled in as `box` says."""
+        broken = []
         if self.isolation is Isolation.strict and box.isolation is not Isolation.strict:
             broken.append("isolation: at least strict is required")
         if box.accel is Accel.tcg and (refusal := self.refuse_emulation()):
             broken.append(refusal)
-        if not self.allow_erase and box.data.on_delete is OnDelete.erase:
-            broken.append("allow_erase: data.on_delete may not be erase")
         return tuple(broken)
 
     def refuse_emulation(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -15,8 +16,9 @@ from reconcilers.facts import Disk
 from reconcilers.guestfiles import transfers
 from reconcilers.layout import Layout
 from reconcilers.live import Live
-from specs.boxfile import Boxfile, Data, State
-from specs.errors import Conflict, NoSandbox, StillRunning, UsageError
+from specs.boxfile import Boxfile, Data, Isolation, State
+from specs.ceiling import Ceiling
+from specs.errors import Conflict, NoSandbox, RefusedByPolicy, StillRunning, UsageError
 from tests.unit.controller.test_disk_verbs import Made, pytestmark
 from tests.unit.reconcilers.test_files import RECORD
 
@@ -71,6 +73,29 @@ async def test_a_parent_that_runs_or_is_gone_refuses_an_apply(made: Made) -> Non
     made.entry.live = None
     del made.inventory.entries["web"]
     await refused(made, "try", NoSandbox, "web, which try is a fork of, is not there any more")
+
+
+@pytest.mark.parametrize("forbidden", ["try", "web"])
+async def test_no_machine_starts_as_a_boxfile_says_that_the_policy_forbids(
+    made: Made, forbidden: str
+) -> None:
+    """It would have the isolation and the accelerator that policy.toml does not allow any more."""
+    entry = made.inventory.entries[forbidden]
+    assert entry.record.spec is not None
+    spec = entry.record.spec.model_copy(update={"isolation": Isolation.standard})
+    entry.record = replace(entry.record, spec=spec)
+    made.inventory.ceiling = Ceiling(isolation=Isolation.strict)
+    why = f"as the Boxfile of {forbidden} says: isolation: at least strict"
+    with transfer(made.layout) as given:
+        with pytest.raises(RefusedByPolicy, match=why):
+            await made.verbs.fork_apply("try", given, theirs=False, dry_run=False)
+        for action in ("export", "import"):
+            with pytest.raises(RefusedByPolicy, match=why):
+                await made.verbs.transfer(forbidden, action, given)
+        if forbidden == "try":
+            with pytest.raises(RefusedByPolicy, match=why):
+                await made.verbs.fork_diff("try", given)
+    assert list(made.layout.transfers.iterdir()) == []
 
 
 async def test_a_fork_that_runs_is_not_compared(made: Made) -> None:
