@@ -93,10 +93,11 @@ def pull(
     return _copied(source, str(name), name.host, folder, stop, watch)
 
 
-def unpack(name: Archive, path: str, folder: Path, stop: threading.Event) -> Fetched:
-    """The same of the archive that is at `path`."""
-    source = f"oci-archive:{path}" + (f":{name.tag}" if name.tag else "")
-    return _copied(source, str(name), "", folder, stop, lambda pid: None)
+def unpack(name: Archive, path: Path, folder: Path, stop: threading.Event) -> Fetched:
+    """The same of the archive at `path`, which nobody else may change."""
+    # From where it is, since skopeo takes what stands after a colon of a path for a tag.
+    source = f"oci-archive:{path.name}" + (f":{name.tag}" if name.tag else "")
+    return _copied(source, str(name), "", folder, stop, cwd=path.parent)
 
 
 def _received(pid: int, size: int) -> int:
@@ -117,12 +118,13 @@ def _copied(
     host: str,
     folder: Path,
     stop: threading.Event,
-    watch: Callable[[int], None],
+    watch: Callable[[int], None] | None = None,
+    cwd: Path | None = None,
 ) -> Fetched:
     argv = _skopeo("copy", "--quiet", "--dest-decompress", source, f"dir:{folder}")
     env = environment() | {"TMPDIR": str(folder.parent)}
     try:
-        run(argv, timeout=PULL_SECONDS, env=env, stop=stop, watch=watch)
+        run(argv, timeout=PULL_SECONDS, cwd=cwd, env=env, stop=stop, watch=watch)
     except CommandError as error:
         raise _explained(name, host, error) from None
     config, layers = manifest.layers_of(_document(folder / "manifest.json"))

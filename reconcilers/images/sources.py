@@ -120,8 +120,10 @@ class _Archive:
     def load(self) -> Loaded:
         target = self._folder / "layers"
         self._progress.stage(f"unpacking {self._name}")
-        found = fetch.unpack(self._name, self._file.path, target, self._stop)
-        self._file.unchanged()
+        copy = self._folder / "archive"
+        self._file.copied_to(copy, self._stop)
+        found = fetch.unpack(self._name, copy, target, self._stop)
+        copy.unlink()
         return _merged(found, self._kept, self._progress)
 
 
