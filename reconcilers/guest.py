@@ -118,6 +118,17 @@ def require_mounts(hello: Hello) -> None:
             raise ChannelError(f"the guest could not mount its {what}: {state}")
 
 
+def require_build(hello: Hello) -> None:
+    """Raise ChannelError when what is written to the root does not go to the build's disk: the step
+    would seem to work, and an empty layer would be kept as what it left.
+    """
+    if hello.root != "build":
+        raise ChannelError(
+            f"the guest's agent keeps its root elsewhere than on the disk of a build: {hello.root}",
+            fix="the agent is older than box: install box again, or ./dev setup in its source",
+        )
+
+
 async def mount_shares(client: AgentClient, box: Boxfile) -> None:
     """Let the guest mount every host directory of its Boxfile; what is mounted stays so.
 

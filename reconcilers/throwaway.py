@@ -150,6 +150,8 @@ class Throwaways:
             client, record = await guest.open_channel(host.layout, box.name, record)
             guest.require_proof(record, client.hello)
             guest.require_mounts(client.hello)
+            if work.building:
+                guest.require_build(client.hello)
             if box.network is Network.bridge:
                 told = await asyncio.to_thread(host.networks.for_guest, names, box)
                 await client.set_network(told.encode())

@@ -53,15 +53,15 @@ static bool make_folder(const char *path) {
     return mkdir(path, 0755) == 0 || errno == EEXIST;
 }
 
-/* `changes` is where whatever differs from the image lies. */
-static bool mount_overlay(char *state, const char *changes) {
+/* `changes` is where whatever differs from the image lies; `kind` is what hello calls such a root. */
+static bool mount_overlay(char *state, const char *changes, const char *kind) {
     char upper[32], work[32], options[128];
     text(upper, sizeof upper, "%s/upper", changes);
     text(work, sizeof work, "%s/work", changes);
     if (!make_folder(upper) || !make_folder(work)) return failed(state, "folders for the overlay");
     text(options, sizeof options, "lowerdir=" IMAGE ",upperdir=%s,workdir=%s", upper, work);
     if (mount("overlay", SYSROOT, "overlay", 0, options) != 0) return failed(state, "overlay");
-    text(state, STATE_SIZE, "overlay");
+    text(state, STATE_SIZE, "%s", kind);
     return true;
 }
 
@@ -74,7 +74,7 @@ static bool mount_build(char *state) {
     }
     const unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOATIME;
     if (!make_folder(BUILD) || mount(device, BUILD, "ext4", flags, NULL) != 0) return failed(state, "the build's disk");
-    return mount_overlay(state, BUILD);
+    return mount_overlay(state, BUILD, "build");
 }
 
 static bool mount_root(char *state, enum root_kind kind) {
@@ -87,7 +87,7 @@ static bool mount_root(char *state, enum root_kind kind) {
     const char *where = kind == ROOT_READONLY ? SYSROOT : IMAGE;
     if (mount(device, where, "squashfs", MS_RDONLY | MS_NODEV, NULL) != 0) return failed(state, "squashfs image");
     if (kind == ROOT_BUILD) return mount_build(state);
-    if (kind == ROOT_IN_RAM) return mount_overlay(state, RAM);
+    if (kind == ROOT_IN_RAM) return mount_overlay(state, RAM, "overlay");
     text(state, STATE_SIZE, "readonly");
     return true;
 }
