@@ -127,8 +127,9 @@ class FolderSource:
         about = (facts.st_mode, facts.st_uid, facts.st_gid, facts.st_mtime_ns, facts.st_dev)
         if not isinstance(node, Symlink):
             node.xattrs = _attributes(here, name)
-        size = facts.st_size if isinstance(node, File) else 0
-        self._digest.update(repr((path, about, size, link, node.xattrs)).encode() + b"\n")
+        # Its bytes are not read yet, and size and time of another file can be made the same.
+        itself = (facts.st_size, facts.st_ino, facts.st_ctime_ns) if isinstance(node, File) else ()
+        self._digest.update(repr((path, about, itself, link, node.xattrs)).encode() + b"\n")
         _take(node, facts, self._owned)
         return node
 

@@ -220,6 +220,26 @@ def made_folder(folder: Path) -> Path:
     return root
 
 
+def test_a_folder_that_only_looks_the_same_is_another_image(tmp_path: Path, images: Images) -> None:
+    """Names, sizes and times are anybody's to choose; reproducible builds make them the same."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "sh").write_bytes(b"good")
+    os.utime(root / "sh", ns=(7, 7))
+    os.utime(root, ns=(7, 7))
+    first = images.build(f"rootfs:{root}")
+    shutil.copytree(root, tmp_path / "copy")
+    (tmp_path / "copy/sh").write_bytes(b"evil")
+    os.utime(tmp_path / "copy/sh", ns=(7, 7))
+    os.utime(tmp_path / "copy", ns=(7, 7))
+    other = images.build(f"rootfs:{tmp_path}/copy")
+    assert other.digest != first.digest and content(other, "sh") == b"evil"
+    (root / "sh").write_bytes(b"next")
+    os.utime(root / "sh", ns=(7, 7))
+    assert content(images.build(f"rootfs:{root}", again=True), "sh") == b"next"
+    assert images.build(f"rootfs:{tmp_path}/copy", again=True) == other
+
+
 def test_a_folder_is_a_root_and_its_links_stay_links(tmp_path: Path, images: Images) -> None:
     built = images.build(f"rootfs:{made_folder(tmp_path)}")
     listing = subprocess.run(
