@@ -43,7 +43,7 @@ async def test_work_that_fails_after_its_caller_has_gone_closes_nothing() -> Non
         assert stop.wait(10), "it is told that nobody waits"
         raise OSError("too late")
 
-    task = asyncio.create_task(to_end(work, stop, os.close))
+    task = asyncio.create_task(to_end(work, stop, unwanted=os.close))
     await asyncio.sleep(0.01)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
