@@ -24,7 +24,7 @@ from controller.apirequest import exec_request, text_body
 from controller.httpconn import Gone, HttpConnection, Limits, Refused, Request
 from controller.service import Service
 from controller.socketfile import Listener, bind
-from specs.errors import BoxError, InvalidBoxfile, NoSandbox, RefusedByPolicy, UsageError
+from specs.errors import BoxError, InvalidBoxfile, NoSandbox, UsageError
 from specs.names import check_name
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ STATUS_OF = {
     "not_up": 409,
     "running": 409,
     "conflict": 409,
+    "refused_by_policy": 403,
 }
 
 
@@ -245,8 +246,6 @@ def _status_of(problem: BoxError) -> int:
             return 404
         case MethodRefused():
             return 405
-        case RefusedByPolicy():
-            return 403
     return STATUS_OF.get(problem.code, 500)
 
 

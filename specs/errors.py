@@ -149,6 +149,8 @@ class Terminal(BoxError):
 class RefusedByPolicy(Terminal):
     """policy.toml forbids what the Boxfile asks for."""
 
+    code = "refused_by_policy"
+
 
 class ConfinementError(HostError):
     """A layer of the jail could not be applied, so the VM was not started; `layer` names it."""

@@ -26,7 +26,7 @@ def test_error_text_has_place_message_and_fix() -> None:
         ("Conflict", "conflict", 1, False),
         ("HostError", "internal", 1, True),
         ("Terminal", "internal", 1, False),
-        ("RefusedByPolicy", "internal", 1, False),
+        ("RefusedByPolicy", "refused_by_policy", 1, False),
         ("ConfinementError", "internal", 1, True),
         ("ProtocolError", "internal", 1, True),
     ],
