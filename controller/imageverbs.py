@@ -47,11 +47,11 @@ class ImageVerbs:
             raise RefusedByPolicy(
                 f"policy.toml forbids the Boxfile of {name}", fix=f"box describe {name} says why"
             )
-        board, task = self._host.images.board, self._building.get(name)
+        board = self._host.images.board
         going = board.get(name)
         if going is not None and going.seen().state == "running" and not pull:
             return going.seen().run  # a pass is making it, or somebody asked before
-        if task is not None:
+        while (task := self._building.pop(name, None)) is not None:  # who asked at once has begun
             task.cancel()
             await asyncio.wait({task})
         progress = board.begin(name)

@@ -145,6 +145,25 @@ async def test_a_build_ends_with_its_sandbox(made: Made, monkeypatch: pytest.Mon
     assert made.images.present() == {}
 
 
+async def test_of_those_who_ask_anew_at_once_one_builds(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a build that nobody knows would outlive the controller's end."""
+    made.sandbox("web")
+    held, real = threading.Event(), sources.opened
+
+    def slow(*arguments: object) -> object:
+        held.wait(0.3)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sources, "opened", slow)
+    await made.verbs.build("web", pull=False)
+    await asyncio.gather(*(made.verbs.build("web", pull=True) for _ in range(3)))
+    await made.verbs.close()
+    left = [task for task in asyncio.all_tasks() if "ImageVerbs._build" in repr(task)]
+    assert left == []
+
+
 async def test_only_what_nobody_uses_is_pruned(made: Made) -> None:
     kept, gone = made.sandbox("kept"), made.sandbox("gone")
     for name in ("kept", "gone"):
