@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from reconcilers.confinement import syscalls
-from reconcilers.images.layers import ENTRIES_MAX, NAME_MAX, PATH_MAX, shown
+from reconcilers.images.layers import ENTRIES_MAX, NAME_MAX, PATH_MAX, TEXT_MAX, shown
 from reconcilers.images.tree import BadImage, Content, Fifo, File, Folder, Node, Symlink, Tree
 from reconcilers.process import GivenUp
 from specs.errors import HostError
@@ -76,7 +76,7 @@ class FolderSource:
         self.left_out = 0
         self._files: list[_Seen] = []
         self._linked: dict[tuple[int, int], File] = {}
-        self._entries = 0
+        self._entries = self._text = 0
         self._device = os.fstat(self._root).st_dev
         self._owned = os.geteuid() == 0
         self._digest = hashlib.sha256(b"owned" if self._owned else b"root's")
@@ -119,6 +119,14 @@ class FolderSource:
             raise BadImage(f"{self._path} has more than {ENTRIES_MAX} entries")
         if len(path) + len(name) > PATH_MAX or len(name) > NAME_MAX:
             raise BadImage(f"{self._path} has a path longer than {PATH_MAX} bytes")
+        self._hold(len(path) + len(name))
+
+    def _hold(self, size: int) -> None:
+        """So many bytes more of names and attributes are in memory."""
+        self._text += size
+        if self._text > TEXT_MAX:
+            what = f"names and attributes of more than {TEXT_MAX >> 20} MiB"
+            raise BadImage(f"{self._path} has {what}")
 
     def _node(self, here: int, path: bytes, name: bytes, facts: os.stat_result) -> Node | None:
         node, link = self._kind(here, path, name, facts)
@@ -127,6 +135,7 @@ class FolderSource:
         about = (facts.st_mode, facts.st_uid, facts.st_gid, facts.st_mtime_ns, facts.st_dev)
         if not isinstance(node, Symlink):
             node.xattrs = _attributes(here, name)
+            self._hold(sum(len(key) + len(value) for key, value in node.xattrs))
         # Its bytes are not read yet, and size and time of another file can be made the same.
         itself = (facts.st_size, facts.st_ino, facts.st_ctime_ns) if isinstance(node, File) else ()
         self._digest.update(repr((path, about, itself, link, node.xattrs)).encode() + b"\n")

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from reconcilers.hostpath import opened_directory
-from reconcilers.images import fetch, localfile, sources
+from reconcilers.images import fetch, folder, localfile, sources
 from reconcilers.images.folder import FolderSource
 from reconcilers.images.localfile import LocalFile
 from reconcilers.images.store import Images
@@ -218,6 +218,23 @@ def made_folder(folder: Path) -> Path:
         file.seek(1 << 20)
         file.write(b"data")
     return root
+
+
+@pytest.mark.parametrize("what", ["names", "attributes"])
+def test_what_is_held_of_a_folder_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(folder, "TEXT_MAX", 300)
+    for number in range(4):
+        (tmp_path / str(number)).write_text("")
+        if what == "attributes":
+            os.setxattr(tmp_path / str(number), "user.note", b"x" * 100)
+        else:
+            (tmp_path / str(number)).rename(tmp_path / (str(number) * 100))
+    at = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(BadImage, match="names and attributes of more"):
+        FolderSource(at, "root", threading.Event())
+    os.close(at)
 
 
 def test_a_folder_that_only_looks_the_same_is_another_image(tmp_path: Path, images: Images) -> None:
