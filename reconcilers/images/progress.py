@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LINES_KEPT = 2000
+BYTES_KEPT = 1 << 20  # of all these lines; they are kept for every sandbox
 LINE_MAX = 4096  # bytes of one line that are kept
 STAGE_MAX = 300  # characters
 
@@ -48,7 +49,8 @@ class Progress:
         self._stage = ""
         self._done = self._total = 0
         self._count = 0  # of all lines, those not kept included
-        self._lines: deque[Raw] = deque(maxlen=LINES_KEPT)
+        self._lines: deque[Raw] = deque()
+        self._held = 0  # bytes in them
         self._failure = self._fix = self._digest = ""
         self._leader: Progress | None = None
 
@@ -68,6 +70,9 @@ class Progress:
         with self._lock:
             self._count += 1
             self._lines.append(raw[:LINE_MAX])
+            self._held += len(self._lines[-1])
+            while len(self._lines) > LINES_KEPT or self._held > BYTES_KEPT:
+                self._held -= len(self._lines.popleft())
 
     def follow(self, leader: Progress | None) -> None:
         """Another one is making the same image: what is seen is its progress, until None."""

@@ -1,6 +1,6 @@
 """What is kept of the progress of an image, and how little memory a talkative build takes."""
 
-from reconcilers.images.progress import LINE_MAX, LINES_KEPT, Board, Progress
+from reconcilers.images.progress import BYTES_KEPT, LINE_MAX, LINES_KEPT, Board, Progress
 
 
 def test_a_reader_gets_each_line_once_by_number() -> None:
@@ -26,6 +26,17 @@ def test_lines_are_bounded_and_what_was_dropped_can_be_told() -> None:
     assert len(seen.lines) == LINES_KEPT
     assert (seen.first, seen.lines[0]) == (11, b"11")
     assert len(seen.lines[-1]) == LINE_MAX
+
+
+def test_long_lines_are_fewer() -> None:
+    progress = Progress()
+    for _ in range(LINES_KEPT):
+        progress.line(b"x" * LINE_MAX)
+    seen = progress.seen()
+    assert sum(map(len, seen.lines)) == BYTES_KEPT
+    assert seen.first + len(seen.lines) == LINES_KEPT
+    progress.line(b"")
+    assert len(progress.seen().lines) == len(seen.lines) + 1
 
 
 def test_a_stage_begins_without_bytes() -> None:
