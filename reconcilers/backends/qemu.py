@@ -63,7 +63,9 @@ class Qemu:
         argv += _layer("root", backend.ROOT_FD, 1, "raw")
         argv += _device("root")
         told = bool(archive)
-        argv += _data(layers) + _device("data", told=told)
+        # What a step has written may be lost by then, with nobody who notices: the next build would
+        # go on from it.
+        argv += _data(layers) + _device("data", told=told and not building)
         if base:
             first = backend.BASE_FD + 1
             argv += _disk("base", base, first, first, (backend.BASE_FD, backend.BASE_FD))
