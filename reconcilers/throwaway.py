@@ -22,14 +22,18 @@ from agent.client import AgentClient
 from agent.process import GuestError
 from reconcilers import guest, launchrecord, microvm, procfs
 from reconcilers.confinement.cgroup import Cgroup, list_sandboxes
-from reconcilers.facts import Disk, Image
+from reconcilers.confinement.policy import Confinement
+from reconcilers.confinement.readback import read_vmm
+from reconcilers.facts import Disk, Image, Unknown
 from reconcilers.host import Host, features_of
 from reconcilers.inthread import to_end
+from reconcilers.launchrecord import LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.network.networks import Networks
 from reconcilers.network.usernetworks import UserNetworks
+from reconcilers.observe import read_network
 from specs.boxfile import Boxfile, Isolation, Network
-from specs.errors import BoxError, ChannelError, HostError
+from specs.errors import BoxError, ChannelError, ConfinementError, HostError
 from specs.names import HostNames, is_name
 
 SHUTDOWN_SECONDS = 20.0
@@ -155,6 +159,7 @@ class Throwaways:
             if box.network is Network.bridge:
                 told = await asyncio.to_thread(host.networks.for_guest, names, box)
                 await client.set_network(told.encode())
+            await self._require_walls(names, box, record, start.confinement)
             yield Machine(client, host.layout.qmp_socket(box.name), no_network)
         finally:
             if client is not None:
@@ -190,6 +195,23 @@ class Throwaways:
             base=work.base,
             building=work.building,
         )
+
+    async def _require_walls(
+        self, names: HostNames, box: Boxfile, record: LaunchRecord, want: Confinement
+    ) -> None:
+        """Read all that confines the machine back, as each pass does of a sandbox, before it works.
+        Raises ConfinementError, HostError, OSError.
+        """
+        found = await to_end(partial(read_vmm, record.pid, want, names, at_launch=record.at_launch))
+        if box.network is Network.bridge:
+            network = await read_network(self.host, names.sandbox, box, record.pid)
+            if isinstance(network, Unknown):
+                raise HostError(f"the machine's network cannot be read: {network.why}")
+            found = (*found, *network.readings)
+        if lacking := [each for each in found if not each.ok]:
+            first = lacking[0]
+            text = f"the machine's {first.layer} {first.item} is {first.got}, not {first.want}"
+            raise ConfinementError(text, layer=first.layer)
 
     def _lacking(self, names: HostNames, box: Boxfile) -> str:
         """Why the network of `box` cannot be had here (blocking)."""
