@@ -187,10 +187,10 @@ def _own_user(product: Product) -> None:
 
 @wall("private disk")
 def _private_disk(product: Product) -> None:
-    def opened(real: Any, disk: Any) -> Any:
+    def opened(real: Any, disk: Any, *given: Any) -> Any:
         disk.path.parent.chmod(0o777)
         disk.path.chmod(0o666)
-        return real(disk)
+        return real(disk, *given)
 
     product.around("reconcilers.disk.open_for_vmm", opened)
 
@@ -242,7 +242,7 @@ def _secret_token(product: Product) -> None:
     product.replace("reconcilers.microvm.secrets", SimpleNamespace(token_hex=lambda _: token))
     product.around(
         "reconcilers.backends.qemu.kernel_command_line",
-        lambda line, *given: f"{line(*given)} box.token={token}",
+        lambda line, *given, **named: f"{line(*given, **named)} box.token={token}",
     )
 
 
@@ -280,7 +280,7 @@ def _read_only_guest(product: Product) -> None:
     """`readonly: true` is not told to the guest."""
     product.around(
         "reconcilers.backends.qemu.kernel_command_line",
-        lambda line, *given: line(*given).replace(" box.readonly=1", ""),
+        lambda line, *given, **named: line(*given, **named).replace(" box.readonly=1", ""),
     )
 
 
@@ -292,7 +292,7 @@ def _read_only_image(product: Product) -> None:
         os.close(real(image))
         return os.open(image.path, os.O_RDWR | os.O_CLOEXEC)
 
-    product.around("reconcilers.images.store.open_verified", opened)
+    product.around("reconcilers.microvm.open_verified", opened)
     product.around(
         "reconcilers.backends.qemu._layer",
         lambda layer, *given, **named: layer(*given, **{**named, "written": True}),
