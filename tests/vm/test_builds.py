@@ -92,12 +92,12 @@ def test_a_step_that_goes_wrong_says_how_and_leaves_nothing(home: Home) -> None:
 def test_what_a_step_leaves_running_ends_with_it_and_lies_on_the_disk_are_no_image(
     home: Home,
 ) -> None:
-    """The step writes on the disk for the archive, which it finds by its number."""
+    """The last step writes on the disk for the archive, which it finds by its number."""
     find = "d=$(grep -l transfer /sys/block/*/serial | cut -d/ -f4)"
     lie = f"{find}; mknod /x b $(tr : ' ' < /sys/block/$d/dev)"
     write = "dd if=/dev/urandom of=/x bs=64k count=64 && rm /x"
     loop = "(while :; do date > /etc/now; done) & echo done > /etc/done; sleep 1"
-    home.put("fir", TINY + steps(f"{lie}; {write}", loop))
+    home.put("fir", TINY + steps(loop, f"{lie}; {write}"))
     image_of(home, "fir")
     assert home.run("fir", "cat", "/etc/done").stdout == b"done\n"
     nothing_at_work(home)
