@@ -112,7 +112,7 @@ def _forget(home: Home) -> None:
     """As if it had never been pulled."""
     found = Images(home.path / "images")
     for digest in found.present():
-        found.discard(digest)
+        found.discard(digest, found.given)
     found.clear()
     (home.path / "images/refs.toml").unlink(missing_ok=True)
 

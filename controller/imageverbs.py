@@ -78,6 +78,7 @@ class ImageVerbs:
             # Looked at again together with the discarding, so that no sandbox can come in between:
             # what uses an image is decided on this very thread.
             for _ in range(PLACING_TRIES):
+                given = images.given
                 now = {each.digest: each for each in self._stored()}.get(digest)
                 if now is None or now.used_by:
                     break
@@ -87,7 +88,7 @@ class ImageVerbs:
                         doomed.append(left)
                         gone.append(now)
                     break
-                if images.discard(digest):
+                if images.discard(digest, given):
                     gone.append(now)
                     break
                 await asyncio.sleep(PLACING_SECONDS)

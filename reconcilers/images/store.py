@@ -54,6 +54,7 @@ class Images:
         self._locks: dict[str, threading.Lock] = {}
         self._makers: dict[str, Progress] = {}  # who makes the image of a name just now
         self._taking: Counter[str] = Counter()  # how many builds need each digest
+        self._given = 0  # how often a build needed one no longer
         self._counting = threading.Lock()  # held for moments
         self._placing = threading.Lock()
         # Of its own: a download of an hour takes no thread that a pass waits for.
@@ -119,8 +120,10 @@ class Images:
         return self._refs.get(str(parse_image(base)))
 
     def forget(self, names: Iterable[str]) -> None:
-        """What these names mean is looked up anew when it is needed again. Raises as above."""
-        self._refs.drop(names)
+        """What these names mean is looked up anew when it is needed again, but where a build has
+        meanwhile given what one means. Raises as above.
+        """
+        self._refs.drop([name for name in names if self.observe(name) is None])
 
     def build(
         self,
@@ -150,9 +153,16 @@ class Images:
             shutil.rmtree(leftover, ignore_errors=True)
         self.clear()
 
-    def discard(self, digest: str) -> bool:
+    @property
+    def given(self) -> int:
+        """Another number after each build that gave an image, or was made on one."""
+        with self._counting:
+            return self._given
+
+    def discard(self, digest: str, given: int) -> bool:
         """Take an image out of use at once; `clear` frees its space. False while it is `taken`, or
-        an image is being placed. Raises OSError.
+        an image is being placed, or when a build has ended since `given` was read: whoever found
+        that nobody uses the image has to look again. Raises OSError.
 
         What a VMM has open stays readable to it.
         """
@@ -160,7 +170,7 @@ class Images:
             return False
         try:
             with self._counting:
-                if self._taking[digest]:
+                if self._taking[digest] or self._given != given:
                     return False
                 (self._folder / digest).rename(self._folder / f"{_GONE}{secrets.token_hex(8)}")
             return True
@@ -197,6 +207,7 @@ class Images:
         finally:
             with self._counting:
                 self._taking[digest] -= 1
+                self._given += 1
 
     def _build(
         self,

@@ -129,7 +129,7 @@ def test_a_controller_killed_while_it_pulls_leaves_all_or_nothing(
         for _ in range(rounds):
             images = Images(home.path / "images")
             for each in images.present():
-                assert images.discard(each)
+                assert images.discard(each, images.given)
             images.clear()
             images.forget([name])
             watcher = subprocess.Popen(

@@ -278,7 +278,7 @@ def test_a_prune_killed_at_any_moment_leaves_whole_images(
     program = (
         "import sys; from pathlib import Path; from reconcilers.images.store import Images\n"
         "images = Images(Path(sys.argv[1])); images.sweep(); print('ready', flush=True)\n"
-        "[images.discard(each) for each in images.present()]; images.clear()"
+        "[images.discard(each, images.given) for each in images.present()]; images.clear()"
     )
     root, dice = tmp_path / "root", random.Random(rounds)
     root.mkdir()
