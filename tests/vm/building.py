@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reconcilers.confinement.identity import IdentityRegistry
 from specs.names import is_interface_of
-from tests.vm.harness import Home, until
+from tests.vm.harness import Home, folders_in, until
 
 # Of a build under emulation on two busy cores, seconds.
 BUILT = 300.0
@@ -26,9 +26,7 @@ def nothing_at_work(home: Home) -> None:
         spaces = os.listdir("/run/netns") if Path("/run/netns").is_dir() else []
         for instance in home.helpers:
             found += [name for name in spaces if is_interface_of(name, instance)]
-            found += [
-                str(p) for top in home.cgroups_of(instance) for p in top.iterdir() if p.is_dir()
-            ]
+            found += [str(p) for top in home.cgroups_of(instance) for p in folders_in(top)]
             found += IdentityRegistry().claimed(instance)
         return found + [f"VMM {pid}" for pid in home.helper_vmms()]
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from controller.files import TEMPORARY_PREFIX
 from tests.conftest import EVIDENCE
 from tests.tracebacks import no_traceback
-from tests.vm.harness import BOX, ROOT, TINY, Home, until
+from tests.vm.harness import BOX, ROOT, TINY, Home, folders_in, until
 
 BYSTANDER = "sage"
 IN_OPEN = 0x20  # inotify(7)
@@ -167,7 +167,7 @@ def leftovers(home: CaseHome) -> list[str]:
     vmms = set(home.vmms())
     found += [f"process {pid}" for pid in sorted((vmms | home.children()) - set(known.values()))]
     for group in home.cgroups():
-        found += [f"cgroup {p}" for p in group.iterdir() if p.is_dir() and p.name not in known]
+        found += [f"cgroup {p}" for p in folders_in(group) if p.name not in known]
     if home.runtime.exists():
         found += [f"runtime {p}" for p in home.runtime.iterdir() if p.name not in known]
     for path in home.path.rglob("*"):

@@ -255,9 +255,8 @@ class Home:
         self.end_vmms()
         for instance in (self.instance, *self.helpers):
             for group in self.cgroups_of(instance):
-                for child in [*group.iterdir(), group]:
-                    if child.is_dir():
-                        until(partial(_rmdir, child), 10, f"{child} is empty")
+                for child in [*folders_in(group), group]:
+                    until(partial(_rmdir, child), 10, f"{child} is empty")
         shutil.rmtree(self.runtime, ignore_errors=True)
         for space in self.spaces():
             subprocess.run(["ip", "netns", "delete", space], check=True)
@@ -287,6 +286,14 @@ def marked(instance: str, name: str = "") -> list[int]:
             if is_marked and b"qemu" in arguments[0]:
                 found.append(int(entry.name))
     return found
+
+
+def folders_in(group: Path) -> list[Path]:
+    """Of a control group; none of one that has gone since it was found."""
+    try:
+        return [each for each in group.iterdir() if each.is_dir()]
+    except FileNotFoundError:
+        return []
 
 
 def _rmdir(path: Path) -> bool:

@@ -58,9 +58,9 @@ BROKEN = {
     "not UTF-8": (TINY + "env: {A: '\udcff'}\n", "5:", ["UTF-8"]),
     "a field that is not built": (TINY + "backend: krun\n", "5:1", ["not supported yet"]),
     "a feature that is not built": (
-        TINY + "packages: [curl]\n",
+        TINY + "warm: 2\n",
         "5:1",
-        ["packages", "not supported yet"],
+        ["warm", "not supported yet"],
     ),
 }  # fmt: skip
 
