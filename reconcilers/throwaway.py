@@ -203,7 +203,8 @@ class Throwaways:
         Raises ConfinementError, HostError, OSError.
         """
         found = await to_end(partial(read_vmm, record.pid, want, names, at_launch=record.at_launch))
-        if box.network is Network.bridge:
+        # What holds an ordinary user's network is not known by the record of such a machine yet.
+        if box.network is Network.bridge and self._wire(box) is None:
             network = await read_network(self.host, names.sandbox, box, record.pid)
             if isinstance(network, Unknown):
                 raise HostError(f"the machine's network cannot be read: {network.why}")
