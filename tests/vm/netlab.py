@@ -233,19 +233,28 @@ class NetHome(CaseHome):
 
 
 @contextlib.contextmanager
-def net_home(*, config: str = f'resolver = "{RESOLVER}"\n') -> Iterator[NetHome]:
-    """A lab, and a home with a controller in it."""
+def built_lab() -> Iterator[Lab]:
+    """A lab in a folder that everybody may look into, both gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="boxtest-"))
     folder.chmod(0o755)
     lab = Lab(folder)
     try:
         lab.build()
-        with home_of(NetHome, config=config, prefix=lab.enter(lab.host)) as home:
-            home.lab = lab
-            yield home
+        yield lab
     finally:
         lab.close()
         shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def net_home(*, config: str = f'resolver = "{RESOLVER}"\n') -> Iterator[NetHome]:
+    """A lab, and a home with a controller in it."""
+    with (
+        built_lab() as lab,
+        home_of(NetHome, config=config, prefix=lab.enter(lab.host)) as home,
+    ):
+        home.lab = lab
+        yield home
 
 
 def doors(addresses: Iterable[str], ports: Sequence[int] = (53, 443)) -> list[str]:

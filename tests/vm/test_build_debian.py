@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +10,7 @@ from tests.debian import Debian, debian
 from tests.pages import boxfile_in
 from tests.vm.cases import CaseHome
 from tests.vm.harness import until
-from tests.vm.netlab import BOXFILE, Lab, NetHome, net_home
+from tests.vm.netlab import BOXFILE, NetHome, built_lab, net_home
 from tests.vm.people import person
 from tests.vm.usernet import user_home
 
@@ -41,19 +37,6 @@ PROGRAM = {
 @pytest.fixture(scope="module")
 def made() -> Debian:
     return debian()
-
-
-@contextlib.contextmanager
-def lab() -> Iterator[Lab]:
-    folder = Path(tempfile.mkdtemp(prefix="boxtest-"))
-    folder.chmod(0o755)
-    built = Lab(folder)
-    try:
-        built.build()
-        yield built
-    finally:
-        built.close()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +83,7 @@ def test_what_apt_installs_and_the_page_shows_is_there(
 @pytest.mark.parametrize("package", ["hello", "python3"])
 def test_an_ordinary_user_builds_through_apt(made: Debian, package: str) -> None:
     with (
-        lab() as net,
+        built_lab() as net,
         made.serve(net.enter(net.world)),
         person() as someone,
         user_home(someone, net) as home,

@@ -35,7 +35,7 @@ from tests.vm.launchers import (
     SHARE_IN_PLACE,
     SHARE_PRIVILEGED,
 )
-from tests.vm.netlab import BOXFILE, Lab
+from tests.vm.netlab import BOXFILE, built_lab
 from tests.vm.people import Person, PersonsHome, person, persons_home
 from tests.vm.shares import boxfile, owned
 from tests.vm.usernet import UserNetHome, user_home
@@ -336,20 +336,12 @@ def test_vmm_of_a_user_with_a_lowered_hard_limit_is_replaced(users: PersonsHome)
 
 @pytest.fixture(scope="module")
 def bridged(someone: Person) -> Iterator[UserNetHome]:
-    folder = Path(tempfile.mkdtemp(prefix="boxtest-"))
-    folder.chmod(0o755)
-    lab = Lab(folder)
-    try:
-        lab.build()
-        with user_home(someone, lab) as home:
-            home.start()
-            home.put(NAME, BOXFILE)
-            home.ready(NAME)
-            yield home
-            whole(home)
-    finally:
-        lab.close()
-        shutil.rmtree(folder)
+    with built_lab() as lab, user_home(someone, lab) as home:
+        home.start()
+        home.put(NAME, BOXFILE)
+        home.ready(NAME)
+        yield home
+        whole(home)
 
 
 @cases("keeper")

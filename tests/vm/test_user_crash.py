@@ -12,10 +12,8 @@ import itertools
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import tomllib
 from collections import Counter
@@ -26,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from tests.vm.harness import READY, until
-from tests.vm.netlab import BOXFILE, Lab, ip
+from tests.vm.netlab import BOXFILE, built_lab, ip
 from tests.vm.people import Person, groups_of, person
 from tests.vm.usernet import UserNetHome, user_home_of
 
@@ -126,17 +124,13 @@ class CrashHome(UserNetHome):
 
 @pytest.fixture
 def home() -> Iterator[CrashHome]:
-    folder = Path(tempfile.mkdtemp(prefix="boxtest-"))
-    folder.chmod(0o755)
-    lab = Lab(folder)
-    try:
-        lab.build()
-        with person() as someone, user_home_of(CrashHome, someone, lab) as made:
-            made.shared = shared_by(someone)
-            yield made
-    finally:
-        lab.close()
-        shutil.rmtree(folder)
+    with (
+        built_lab() as lab,
+        person() as someone,
+        user_home_of(CrashHome, someone, lab) as made,
+    ):
+        made.shared = shared_by(someone)
+        yield made
 
 
 def shared_by(someone: Person) -> Path:

@@ -11,10 +11,8 @@ import datetime
 import ipaddress
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,6 +34,7 @@ from tests.vm.netlab import (
     UP4,
     UP6,
     Lab,
+    built_lab,
     doors,
     ip,
 )
@@ -47,15 +46,8 @@ pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    folder = Path(tempfile.mkdtemp(prefix="boxtest-"))
-    folder.chmod(0o755)
-    made = Lab(folder)
-    try:
-        made.build()
+    with built_lab() as made:
         yield made
-    finally:
-        made.close()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
