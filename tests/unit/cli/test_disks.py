@@ -20,14 +20,11 @@ from reconcilers.snapshots import Moment
 from specs.parse import parse_boxfile
 from tests.unit.cli.hostservice import serving
 from tests.unit.cli.support import box, text
+from tests.unit.programs import needs_mke2fs
 from tests.unit.reconcilers.test_files import RECORD
 
 NOW = Moment("2026-01-01T00:00:00.000Z", "2026-01-01-000000")
 FERN = b"cpus: 1\nnetwork: bridge\negress: none\nlabels: {kind: plant}\ndata: {size_mib: 16}\n"
-PATH = f"{os.environ['PATH']}:/usr/sbin"  # which is not in an ordinary user's
-needs_mke2fs = pytest.mark.skipif(
-    not shutil.which("mke2fs", path=PATH), reason="e2fsprogs is missing"
-)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import threading
 from dataclasses import replace
@@ -29,13 +28,11 @@ from reconcilers.live import Live
 from reconcilers.mounts import Rules
 from specs.boxfile import Boxfile, Data, State
 from specs.errors import BoxError, HostError, NoSandbox, RefusedByPolicy, StillRunning, UsageError
+from tests.unit.programs import needs_mke2fs
 from tests.unit.reconcilers.hosts import host_of
 from tests.unit.reconcilers.test_files import RECORD
 
-PATH = f"{os.environ['PATH']}:/usr/sbin"  # which is not in an ordinary user's
-pytestmark = pytest.mark.skipif(
-    not shutil.which("mke2fs", path=PATH), reason="e2fsprogs is missing"
-)
+pytestmark = needs_mke2fs
 
 
 class Made:

@@ -31,6 +31,7 @@ from reconcilers.layout import Layout
 from specs.boxfile import Boxfile, State
 from specs.errors import NoSandbox, RefusedByPolicy
 from tests.unit.cli.support import ROOT
+from tests.unit.programs import needs_mke2fs
 from tests.unit.reconcilers.hosts import host_of
 from tests.unit.reconcilers.test_files import RECORD
 
@@ -184,9 +185,7 @@ async def test_only_what_nobody_uses_is_pruned(made: Made) -> None:
     assert {path.name for path in made.layout.images.iterdir()} == {*left, "refs.toml"}
 
 
-@pytest.mark.skipif(
-    not shutil.which("mke2fs", path=f"{os.environ['PATH']}:/usr/sbin"), reason="no e2fsprogs"
-)
+@needs_mke2fs
 async def test_what_steps_left_goes_with_the_last_boxfile_that_has_them(made: Made) -> None:
     root = made.sandbox("web")
     made.images.build(f"rootfs:{root}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,10 @@ from reconcilers import disk as disks
 from reconcilers.chain import Chain
 from reconcilers.guestfiles import forks, views
 from reconcilers.snapshots import Moment
+from tests.unit.programs import needs_mke2fs
 from tests.unit.reconcilers import test_disks_killed as killing
 
-PATH = f"{os.environ['PATH']}:/usr/sbin"  # which is not in an ordinary user's
-pytestmark = pytest.mark.skipif(
-    not shutil.which("mke2fs", path=PATH), reason="e2fsprogs is missing"
-)
+pytestmark = needs_mke2fs
 NOW = Moment("2026-11-30T14:00:00.000Z", "2026-11-30-140000")
 
 

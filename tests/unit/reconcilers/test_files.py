@@ -19,9 +19,9 @@ from reconcilers.images.store import Images
 from reconcilers.images.verify import open_verified
 from reconcilers.launchrecord import LaunchRecord
 from specs.errors import ChannelError, HostError
+from tests.unit.programs import PATH
 
 BASE = "builtin:busybox"
-PATH = f"{os.environ['PATH']}:/usr/sbin"  # which is not in an ordinary user's
 needs_tools = pytest.mark.skipif(
     not (BUSYBOX.exists() and shutil.which("mksquashfs") and shutil.which("mke2fs", path=PATH)),
     reason="busybox-static, squashfs-tools or e2fsprogs is missing",

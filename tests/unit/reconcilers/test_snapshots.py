@@ -16,11 +16,9 @@ from reconcilers import disk as disks
 from reconcilers.facts import MIB, Disk
 from reconcilers.snapshots import Moment
 from specs.errors import BoxError, HostError
+from tests.unit.programs import needs_mke2fs
 
-PATH = f"{os.environ['PATH']}:/usr/sbin"  # which is not in an ordinary user's
-pytestmark = pytest.mark.skipif(
-    not shutil.which("mke2fs", path=PATH), reason="e2fsprogs is missing"
-)
+pytestmark = needs_mke2fs
 NOW = Moment("2026-11-30T14:00:00.000Z", "2026-11-30-140000")
 
 
