@@ -74,10 +74,10 @@ def test_mounts_ro(newcomer: Newcomer) -> None:
     for line in ("echo x >/src/notes", "rm /src/notes", "mkdir /src/new", "chmod 777 /src/notes"):
         refused = newcomer.home.run("mounts", "sh", "-c", line, check=False)
         assert refused.returncode != 0 and b"Read-only file system" in refused.stderr, line
-    newcomer.shell("mounts", "cp -r /src /data/work && echo guest >/data/work/notes")
-    kept = newcomer.home.run("mounts", "tar", "c", "-C", "/data", "work").stdout
+    newcomer.shell("mounts", "cp -r /src /data/copy && echo guest >/data/copy/notes")
+    kept = newcomer.home.run("mounts", "tar", "c", "-C", "/data", "copy").stdout
     with tarfile.open(fileobj=io.BytesIO(kept)) as archive:
-        changed = archive.extractfile("work/notes")
+        changed = archive.extractfile("copy/notes")
         assert changed is not None and changed.read() == b"guest\n"
     assert notes.read_text() == "changed\n"
     newcomer.end("mounts")
