@@ -27,7 +27,6 @@ class Beside:
         self._layout, self._name = layout, name
         self._watched = Watched(name, out=sys.stderr)
         self._terminal = sys.stderr.isatty()
-        self._run = self._start = 0
         self._next = 0.0
         self._shown = False
 
@@ -40,27 +39,27 @@ class Beside:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        self._watched.__exit__()
+        self._watched.wipe()
 
     def look(self) -> bool:
         """Show what is new; whether an image is being made, so that nothing else need be said."""
         now = time.monotonic()
         if not self._terminal or now < self._next:
             return self._shown
-        self._next = now + LOOK_SECONDS
-        path = f"/v1/sandboxes/{self._name}/build?from={self._start}"
+        self._next, watched = now + LOOK_SECONDS, self._watched
+        path = f"/v1/sandboxes/{self._name}/build?from={watched.next}"
         try:
             seen = call(self._layout, "GET", path, seconds=ANSWER_SECONDS)
         except BoxError:
             seen = {"state": "none"}
         running: bool = seen["state"] == "running"
-        if running and seen["run"] != self._run:
-            self._run, self._start, self._next = seen["run"], 0, now  # its lines from the first on
+        if running and seen["run"] != watched.run:
+            watched.begin(seen["run"])
+            self._next = now
             return self._shown
-        if running or (self._shown and seen.get("run") == self._run):
-            self._watched.show(seen)
-            self._start = int(seen["first"]) + len(seen["lines"])
+        if running or (self._shown and seen.get("run") == watched.run):
+            watched.show(seen)
         if not running:
-            self._watched.__exit__()
+            watched.wipe()
         self._shown = running
         return running

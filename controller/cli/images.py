@@ -63,16 +63,15 @@ def _until_taken_up(layout: Layout, name: str) -> None:
 def _watch(layout: Layout, name: str, run: int) -> dict[str, Any]:
     """Show run number `run` until it ends. Should another one take its place, that is shown."""
     with Watched(name) as watched:
-        start = 0
+        watched.begin(run)
         while True:
-            seen = call(layout, "GET", f"/v1/sandboxes/{name}/build?from={start}")
+            seen = call(layout, "GET", f"/v1/sandboxes/{name}/build?from={watched.next}")
             if seen["state"] == "none":
                 raise BuildFailed("the controller began anew", where=name, fix=f"box build {name}")
-            if seen["run"] != run:
-                run, start = seen["run"], 0
+            if seen["run"] != watched.run:
+                watched.begin(seen["run"])
                 continue
             watched.show(seen)
-            start = int(seen["first"]) + len(seen["lines"])
             if seen["state"] != "running":
                 return seen
             time.sleep(POLL_SECONDS)

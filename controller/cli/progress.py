@@ -23,7 +23,10 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Watched:
-    """Shows one build, as the API tells of it. Leaves a terminal as it was."""
+    """Shows one build, as the API tells of it. Leaves a terminal as it was.
+
+    `run` is the number of that build, `next` that of the first line that was not shown yet.
+    """
 
     def __init__(self, name: str, out: TextIO | None = None, bars: TextIO | None = None) -> None:
         self._name = name
@@ -31,7 +34,7 @@ class Watched:
         self._bars = bars or sys.stderr
         self._terminal = self._bars.isatty()
         self._stage = ""
-        self._next = 0
+        self.run = self.next = 0
         self._drawn = False
         self._rate: list[tuple[float, int]] = []
 
@@ -39,19 +42,23 @@ class Watched:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wipe()
+        self.wipe()
+
+    def begin(self, run: int) -> None:
+        """Another build is shown from now on, from its first line on."""
+        self.run, self.next = run, 0
 
     def show(self, seen: Mapping[str, Any]) -> None:
         """What has come since the last call."""
         lines, first = seen["lines"], int(seen["first"])
         if lines:
-            self._wipe()
-            if first > self._next:
-                print(f"... {first - self._next} lines are not kept", file=self._out)
+            self.wipe()
+            if first > self.next:
+                print(f"... {first - self.next} lines are not kept", file=self._out)
             for line in lines:
                 print(safe(line, LINE_SHOWN), file=self._out)
             self._out.flush()
-        self._next = first + len(lines)
+        self.next = first + len(lines)
         stage = str(seen["stage"])
         if stage != self._stage:
             self._stage = stage
@@ -68,7 +75,8 @@ class Watched:
         self._bars.flush()
         self._drawn = True
 
-    def _wipe(self) -> None:
+    def wipe(self) -> None:
+        """Take the bar away until there is something to show again."""
         if self._drawn:
             self._bars.write(_CLEAR)
             self._bars.flush()
