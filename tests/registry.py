@@ -48,9 +48,16 @@ class Layout:
         return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}
 
     def image(
-        self, tag: str, *layers: bytes, architecture: str = "amd64", **config: Any
+        self,
+        tag: str,
+        *layers: bytes,
+        architecture: str = "amd64",
+        of_layer: Mapping[str, Any] | None = None,
+        **config: Any,
     ) -> dict[str, Any]:
-        """Add an image of uncompressed `layers`; its descriptor. An empty tag names it nothing."""
+        """Add an image of uncompressed `layers`; its descriptor. An empty tag names it nothing.
+        `of_layer` is said of each layer besides.
+        """
         described = {
             "architecture": architecture,
             "os": "linux",
@@ -65,7 +72,10 @@ class Layout:
             "mediaType": f"{_OCI}.manifest.v1+json",
             "config": self.blob(json.dumps(described).encode(), f"{_OCI}.config.v1+json"),
             "layers": [
-                self.blob(gzip.compress(each, 1, mtime=0), f"{_OCI}.layer.v1.tar+gzip")
+                {
+                    **self.blob(gzip.compress(each, 1, mtime=0), f"{_OCI}.layer.v1.tar+gzip"),
+                    **(of_layer or {}),
+                }
                 for each in layers
             ],
         }

@@ -2,7 +2,9 @@
 
 skopeo finds the user's registries.conf, certificates and auth.json by itself, compares every blob
 with its digest, and dies with this process. It must not be given a name to interpret: by the time
-layers are fetched, the digest of the manifest is known.
+layers are fetched, the digest of the manifest is known. Nor may an image send it anywhere: a
+manifest that says where else a layer is to be had is refused, and an archive is read without a
+network.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ def resolve(name: Registry, stop: threading.Event) -> Meant:
             raise BadImage(f"{name}: the registry sent {digest} for {chosen}")
         further = manifest.for_this_machine(document)
         if further is None:
+            manifest.require_no_address(document)
             return Meant(digest, manifest.transferred(document))
         chosen = further
     raise BadImage(f"{name}: its index names an index, which names another")
@@ -93,11 +96,11 @@ def pull(
     return _copied(source, str(name), name.host, folder, stop, watch)
 
 
-def unpack(name: Archive, path: Path, folder: Path, stop: threading.Event) -> Fetched:
-    """The same of the archive at `path`, which nobody else may change."""
+def unpack(name: Archive, layout: Path, folder: Path, stop: threading.Event) -> Fetched:
+    """The same of the OCI layout at `layout`, which `ocilayout` has made of an archive."""
     # From where it is, since skopeo takes what stands after a colon of a path for a tag.
-    source = f"oci-archive:{path.name}" + (f":{name.tag}" if name.tag else "")
-    return _copied(source, str(name), "", folder, stop, cwd=path.parent)
+    source = f"oci:{layout.name}" + (f":{name.tag}" if name.tag else "")
+    return _copied(source, str(name), "", folder, stop, cwd=layout.parent)
 
 
 def _received(pid: int, size: int) -> int:
@@ -121,7 +124,8 @@ def _copied(
     watch: Callable[[int], None] | None = None,
     cwd: Path | None = None,
 ) -> Fetched:
-    argv = _skopeo("copy", "--quiet", "--dest-decompress", source, f"dir:{folder}")
+    copying = ("copy", "--quiet", "--dest-decompress", source, f"dir:{folder}")
+    argv = _skopeo(*copying, alone=not host)
     env = environment() | {"TMPDIR": str(folder.parent)}
     try:
         run(argv, timeout=PULL_SECONDS, cwd=cwd, env=env, stop=stop, watch=watch)
@@ -138,8 +142,13 @@ def _document(path: Path) -> bytes:
         return file.read(manifest.DOCUMENT_MAX + 1)
 
 
-def _skopeo(*arguments: str) -> list[str]:
-    limit = ["prlimit", f"--fsize={LAYER_MAX}", "--", "setpriv", "--pdeathsig", "KILL", "--"]
+def _skopeo(*arguments: str, alone: bool = False) -> list[str]:
+    """`alone`: without a network."""
+    limit = ["prlimit", f"--fsize={LAYER_MAX}", "--"]
+    if alone:
+        own = [] if os.geteuid() == 0 else ["--user", "--map-current-user"]
+        limit += ["unshare", *own, "--net", "--"]
+    limit += ["setpriv", "--pdeathsig", "KILL", "--"]  # last: unshare(2) may take it away again
     system = ["--override-os", manifest.OS, "--override-arch", manifest.ARCHITECTURE]
     return [*limit, PROGRAM, *system, *arguments]
 

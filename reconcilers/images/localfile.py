@@ -16,14 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from reconcilers.guestfiles.copying import copy
 from reconcilers.images.fetch import LAYER_MAX
 from reconcilers.images.tree import BadImage
 from reconcilers.process import GivenUp, feed
 from specs.errors import CommandError, HostError
 from specs.text import visible
 
-_CHUNK, _COPIED = 1 << 20, 64 << 20
+_CHUNK = 1 << 20
 _ZSTD_SECONDS = 3600.0
 _GZIP, _XZ, _BZIP2, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh", b"\x28\xb5\x2f\xfd"
 
@@ -71,18 +70,6 @@ class LocalFile:
         """Raises BadImage when it is not what it was when it was opened."""
         if self._facts() != self._was:
             raise BadImage(f"{self.path} changed while it was read")
-
-    def copied_to(self, target: Path, stop: threading.Event) -> None:
-        """Its bytes as a file of ours, for a program that has to be given a name: another file may
-        stand at `path` by then. Shared where the file system can. Raises BadImage, OSError,
-        GivenUp.
-        """
-        with open(target, "xb") as out:
-            at = 0
-            while size := copy(self._descriptor, at, out.fileno(), at, _COPIED):
-                _go_on(stop)
-                at += size
-        self.unchanged()
 
     def reader(self) -> BinaryIO:
         """Its bytes from the beginning, through a descriptor of its own."""

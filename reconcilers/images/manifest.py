@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +103,24 @@ def layers_of(document: bytes) -> tuple[str, tuple[str, ...]]:
     return _digest(config.get("digest") if isinstance(config, dict) else None), tuple(found)
 
 
+def require_no_address(document: bytes) -> None:
+    """Raises BadImage when a manifest says where else something of it is to be had: whoever fetches
+    it would ask any address for that, also one that only this host reaches.
+    """
+    addressed = False
+
+    def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # skopeo may take the other one of two equal keys, and takes any case of their letters.
+        nonlocal addressed
+        named = (value for key, value in pairs if key.casefold() == "urls")
+        addressed = addressed or any(isinstance(each, list) and each for each in named)
+        return dict(pairs)
+
+    _object(document, "manifest", look)
+    if addressed:
+        raise BadImage("its manifest names addresses (urls) to fetch a layer from")
+
+
 def transferred(document: bytes) -> int:
     """How many bytes a manifest says that its layers have, 0 when it says nothing of use. For
     showing alone.
@@ -138,11 +157,14 @@ def settings_of(document: bytes, layers: tuple[str, ...]) -> Settings:
     )
 
 
-def _object(document: bytes, what: str) -> dict[str, Any]:
+Pairs = Callable[[list[tuple[str, Any]]], dict[str, Any]]
+
+
+def _object(document: bytes, what: str, each: Pairs | None = None) -> dict[str, Any]:
     if len(document) > DOCUMENT_MAX:
         raise BadImage(f"its {what} is larger than {DOCUMENT_MAX} bytes")
     try:
-        data = json.loads(document)
+        data = json.loads(document, object_pairs_hook=each)
     except (ValueError, RecursionError) as error:
         raise BadImage(f"its {what} is no JSON") from error
     if not isinstance(data, dict):

@@ -6,6 +6,7 @@ The first step must be enough to know whether the image is here already.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from reconcilers.hostpath import Opened, opened_directory
-from reconcilers.images import fetch, localfile
+from reconcilers.images import fetch, localfile, ocilayout
 from reconcilers.images.fetch import Fetched, Meant
 from reconcilers.images.folder import FolderSource
 from reconcilers.images.layers import Merge
@@ -120,10 +121,10 @@ class _Archive:
     def load(self) -> Loaded:
         target = self._folder / "layers"
         self._progress.stage(f"unpacking {self._name}")
-        copy = self._folder / "archive"
-        self._file.copied_to(copy, self._stop)
-        found = fetch.unpack(self._name, copy, target, self._stop)
-        copy.unlink()
+        layout = self._folder / "layout"
+        ocilayout.unpack(self._file, layout, self._stop)
+        found = fetch.unpack(self._name, layout, target, self._stop)
+        shutil.rmtree(layout)
         return _merged(found, self._kept, self._progress)
 
 

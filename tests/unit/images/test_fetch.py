@@ -265,3 +265,21 @@ def test_without_skopeo_the_reason_is_that(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(BoxError, match="skopeo is not installed") as caught:
         Images(tmp_path).build("127.0.0.1:1/x")
     assert caught.value.fix == "apt-get install skopeo"
+
+
+@pytest.mark.parametrize("key", ["urls", "URLs", "url\u017f"])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_manifest_that_names_addresses_is_refused(
+    monkeypatch: pytest.MonkeyPatch, key: str, twice: bool
+) -> None:
+    """Go's JSON, which skopeo reads it with, takes keys in any case, and one of several."""
+    one = {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": f"sha256:{'a' * 64}"}
+    text = json.dumps({"layers": [{**one, key: ["http://127.0.0.1/"]}], "config": one})
+    if twice:
+        text = text.replace("}]", f', "{key}": []}}]')
+    monkeypatch.setattr(fetch, "output", lambda *_, **__: text.encode())
+    with pytest.raises(BadImage, match="names addresses"):
+        fetch.resolve(Name("127.0.0.1:1", "team/elsewhere", "1"), STOP)
+    harmless = json.dumps({"layers": [{**one, "urls": []}], "config": one}).encode()
+    monkeypatch.setattr(fetch, "output", lambda *_, **__: harmless)
+    assert fetch.resolve(Name("127.0.0.1:1", "team/elsewhere", "1"), STOP).digest

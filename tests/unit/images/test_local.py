@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import filecmp
 import gzip
 import lzma
 import os
@@ -11,25 +10,19 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from reconcilers.hostpath import opened_directory
-from reconcilers.images import fetch, folder, localfile, sources
+from reconcilers.images import fetch, folder, sources
 from reconcilers.images.folder import FolderSource
-from reconcilers.images.localfile import LocalFile
 from reconcilers.images.store import Images
 from reconcilers.images.tree import BadImage, File
 from reconcilers.mounts import Rules, Writable
-from specs.errors import CommandError, HostError
-from tests.registry import Layout
+from specs.errors import HostError
 from tests.unit.images.layouts import layer
 from tests.unit.images.test_fetch import content, nothing_begun, paths
 
@@ -42,80 +35,6 @@ CANARY = b"never to be read"
 @pytest.fixture
 def images(tmp_path: Path) -> Images:
     return Images(tmp_path / "images")
-
-
-# -- archives
-
-
-def archived(folder: Path, *tags: str) -> Path:
-    layout = Layout(folder / "layout")
-    for tag in tags:
-        layout.image(tag, ROOT, layer((tag, "-", tag.encode())), User=tag)
-    target = folder / "image.tar"
-    with tarfile.open(target, "w") as archive:
-        archive.add(layout.folder, ".")
-    return target
-
-
-@needs_skopeo
-def test_an_archive_with_one_image_needs_no_tag(tmp_path: Path, images: Images) -> None:
-    built = images.build(f"oci-archive:{archived(tmp_path, 'only')}")
-    assert paths(built) == {"bin", "bin/sh", "lib", "only"}
-    assert '"user": "only"' in (built.path.parent / "about.json").read_text()
-    nothing_begun(tmp_path / "images")
-
-
-@needs_skopeo
-def test_a_tag_chooses_an_image_in_an_archive(tmp_path: Path, images: Images) -> None:
-    archive = archived(tmp_path, "one", "two")
-    assert "two" in paths(images.build(f"oci-archive:{archive}:two"))
-    assert "one" in paths(images.build(f"oci-archive:{archive}:one"))
-    with pytest.raises(CommandError, match='three: no descriptor found for reference "three"'):
-        images.build(f"oci-archive:{archive}:three")
-
-
-@needs_skopeo
-def test_an_archive_is_the_one_that_was_hashed_wherever_its_path_leads_by_then(
-    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its hash names the image for everybody who has that file; whoever owns a folder on the way
-    can have another file stand there while skopeo reads it.
-    """
-    for tag in ("good", "evil"):
-        (tmp_path / tag).mkdir()
-        archived(tmp_path / tag, tag)
-    place, aside = tmp_path / "good", tmp_path / "aside"
-    copied = fetch._copied
-
-    def swapped(*arguments: Any, **named: Any) -> Any:
-        place.rename(aside)
-        (tmp_path / "evil").rename(place)
-        try:
-            return copied(*arguments, **named)
-        finally:
-            place.rename(tmp_path / "evil")
-            aside.rename(place)
-
-    monkeypatch.setattr(fetch, "_copied", swapped)
-    built = images.build(f"oci-archive:{place}/image.tar")
-    assert "good" in paths(built) and "evil" not in paths(built)
-    nothing_begun(tmp_path / "images")
-
-
-def test_a_copy_is_whole_also_on_another_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(localfile, "_COPIED", 1 << 20)
-    (tmp_path / "file").write_bytes(os.urandom(3 << 20) + b"end")
-    with opened_directory(str(tmp_path)) as at, tempfile.TemporaryDirectory(dir="/dev/shm") as far:
-        file = LocalFile.opened(at.descriptor, "file", at.path)
-        for folder in (tmp_path, Path(far)):
-            file.copied_to(folder / "copy", threading.Event())
-            assert filecmp.cmp(tmp_path / "file", folder / "copy", shallow=False)
-        (tmp_path / "file").write_bytes(b"other")
-        with pytest.raises(BadImage, match="changed while it was read"):
-            file.copied_to(tmp_path / "again", threading.Event())
-        file.close()
 
 
 # -- tar files
