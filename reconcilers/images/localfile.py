@@ -24,6 +24,8 @@ from specs.text import visible
 
 _CHUNK = 1 << 20
 _ZSTD_SECONDS = 3600.0
+# For one xz file: a window of 128 MiB, as much as zstd takes by itself. xz -9 needs half of that.
+XZ_MEMORY = 160 << 20
 _GZIP, _XZ, _BZIP2, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh", b"\x28\xb5\x2f\xfd"
 
 
@@ -119,10 +121,42 @@ def _unpacked(raw: BinaryIO, magic: bytes) -> BinaryIO | None:
     if magic.startswith(_GZIP):
         return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
     if magic.startswith(_XZ):
-        return lzma.LZMAFile(raw)  # type: ignore[return-value]
+        return _Xz(raw)  # type: ignore[return-value]
     if magic.startswith(_BZIP2):
         return bz2.BZ2File(raw)  # type: ignore[return-value]
     return None
+
+
+class _Xz:
+    """What an xz file was made from. The standard library's own reader takes as much memory as the
+    file says that it needs, which may be 4 GiB for a few kilobytes.
+    """
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._begin()
+
+    def _begin(self) -> None:
+        self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes, none at the end. Raises LZMAError, EOFError where it breaks off."""
+        while True:
+            if self._stream.eof:
+                rest = self._stream.unused_data
+                while not (rest := rest.lstrip(b"\0")):  # padding; another stream may follow
+                    if not (rest := self._raw.read(_CHUNK)):
+                        return b""
+                self._begin()
+                part = self._stream.decompress(rest, size)
+            elif self._stream.needs_input:
+                if not (more := self._raw.read(_CHUNK)):
+                    raise EOFError("it breaks off")
+                part = self._stream.decompress(more, size)
+            else:
+                part = self._stream.decompress(b"", size)
+            if part:
+                return part
 
 
 def _by_zstd(raw: BinaryIO, target: Path, stop: threading.Event) -> None:

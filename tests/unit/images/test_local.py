@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,28 @@ def test_a_tar_file_is_a_root(
     built = images.build(f"rootfs:{tmp_path}/root.tar")
     assert paths(built) == {"bin", "bin/sh", "lib"}
     assert content(built, "bin/sh") == b"#!"
+
+
+def two_streams(data: bytes) -> bytes:
+    """As `pixz` and `cat` leave them, with padding between and behind."""
+    return lzma.compress(data[:700]) + bytes(8) + lzma.compress(data[700:]) + bytes(4)
+
+
+def test_an_xz_file_of_several_streams_is_read_to_its_end(tmp_path: Path, images: Images) -> None:
+    (tmp_path / "root.tar").write_bytes(two_streams(ROOT))
+    assert paths(images.build(f"rootfs:{tmp_path}/root.tar")) == {"bin", "bin/sh", "lib"}
+
+
+def test_an_xz_file_that_asks_for_much_memory_is_refused(tmp_path: Path, images: Images) -> None:
+    """A byte in it says how much: up to 4 GiB, which so many zeros would then take."""
+    data = bytearray(lzma.compress(ROOT))
+    size = (data[12] + 1) * 4  # of the header of its block, which is behind 12 bytes of the file's
+    assert data[14:16] == b"\x21\x01"  # the filter LZMA2, and one byte that says how much
+    data[16] = 37  # 1.5 GiB
+    data[8 + size : 12 + size] = zlib.crc32(data[12 : 8 + size]).to_bytes(4, "little")
+    (tmp_path / "root.tar").write_bytes(data)
+    with pytest.raises(BadImage, match="Memory usage limit exceeded"):
+        images.build(f"rootfs:{tmp_path}/root.tar")
 
 
 @pytest.mark.parametrize(
