@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from controller.entry import Entry
 from controller.inventory import Inventory
+from controller.keptimage import kept_image
 from controller.prune import ERASE_DELAY_SECONDS
 from reconcilers.accel import Choice
 from reconcilers.builds import recipes
@@ -53,11 +54,15 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         first = entry.refused_mounts[0]
         because = (f"mounts[{first.index}].host", first.host, first.why)
         return Desired(None, keep_identity=True, because=because)
-    digest = recipes.digest_for(host.images, box)
+    kept = kept_image(entry, box)
+    digest = kept or recipes.digest_for(host.images, box)
+    if entry.live is not None and digest == entry.live.record.image_digest:
+        entry.asked_image = ""  # it has what was asked for, or what others have found since
     key = launch_key(box, entry.choice, digest) if digest else ""
     return Desired(
         box,
         entry.run.key(key) if entry.run and key else key,
+        image=kept,
         look_up=box.pull is Pull.always and moves(box.base) and not entry.looked_up,
         suspended=entry.record.suspended,
         give_up_guest=entry.silent >= SILENT_LIMIT,
@@ -88,15 +93,20 @@ async def choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
     # With what this very guest needs: a kernel that lacks it is found before a VM is stopped.
     boot = await asyncio.to_thread(host.boot, features_of(box))
     choice = await host.choose_accel(box, boot)
-    if choice.accel == "tcg" and not choice.refused:
-        # Only now is it known that `accel: auto` means emulation here. A ceiling that cannot be
-        # read may forbid it.
-        ceiling = inventory.ceiling
-        unread = f"policy.toml cannot be read: {ceiling}" if box.accel is Accel.auto else ""
-        refusal = ceiling.refuse_emulation() if isinstance(ceiling, Ceiling) else unread
-        if refusal:
-            return replace(choice, reason=Reason.RefusedByPolicy, message=refusal, refused=True)
+    # Only now is it known that `accel: auto` means emulation here.
+    if choice.accel == "tcg" and not choice.refused and (why := no_emulation(box, inventory)):
+        return replace(choice, reason=Reason.RefusedByPolicy, message=why, refused=True)
     return choice
+
+
+def no_emulation(box: Boxfile, inventory: Inventory) -> str:
+    """Why policy.toml forbids to emulate a machine of `box`; empty where it does not. One that
+    cannot be read may forbid it.
+    """
+    ceiling = inventory.ceiling
+    if isinstance(ceiling, Ceiling):
+        return ceiling.refuse_emulation()
+    return f"policy.toml cannot be read: {ceiling}" if box.accel is Accel.auto else ""
 
 
 def _erase(entry: Entry, inventory: Inventory) -> bool | None:

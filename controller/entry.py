@@ -48,7 +48,8 @@ class Entry:
     VM which runs was started with. `over_ceiling`: policy.toml forbids even the last good
     spec, so it is kept stopped. `run`: a VM that is there for one command of `box run`.
     `looked_up`: this pass has asked what its base means. `tag_error`: why a registry could not be
-    asked whether its tag has moved.
+    asked whether its tag has moved. `asked_image`: the digest of what `box build --pull` found for
+    it, until its VM has that.
     """
 
     record: Record
@@ -67,6 +68,7 @@ class Entry:
     silent: int = 0
     looked_up: bool = False
     tag_error: str = ""
+    asked_image: str = ""
     exited: str = ""
     out_of_memory: bool = False
     failure: Failure | None = None

@@ -135,6 +135,9 @@ class ImageVerbs:
             if not work.done():
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
+        if pull:
+            entry.asked_image = image.digest
+            before = entry.live.record.image_digest or before if entry.live else before
         if before and image.digest != before:
             # Asked for, so that the VM which is replaced now is no drift.
             entry.converged_generation = -1

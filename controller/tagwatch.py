@@ -18,7 +18,9 @@ from controller import driftbook
 from controller.clock import timestamp
 from controller.entry import Entry
 from controller.inventory import Inventory
+from controller.keptimage import asks_the_same
 from reconcilers.images import fetch
+from reconcilers.images.about import identity_of
 from reconcilers.images.store import Images
 from specs.boxfile import State
 from specs.drift import Drift
@@ -118,9 +120,13 @@ class TagWatch:
         error, changed = "", list[Drift]()
         if tag is not None and tag.error:
             error = f"{tag.error} (since {tag.failing_since})"
-        # What was pulled since it was asked is newer than the answer.
-        if tag is not None and tag.used != tag.means and tag.used == self._known(name) != "":
-            means, uses = tag.means[:SHOWN], tag.used[:SHOWN]
+        means = uses = self._known(name) if tag is not None else ""
+        if tag is not None and uses:
+            uses = self._started_from(entry) or uses
+            if tag.used == means:  # else what was pulled since it was asked is newer
+                means = tag.means
+        if means != uses:
+            means, uses = means[:SHOWN], uses[:SHOWN]
             action = f"told only: box build {entry.record.name} --pull takes the other image"
             found = Drift(driftbook.TAG, means, uses, timestamp(), action)
             entry.drift, changed = driftbook.entered(entry.drift, found)
@@ -134,6 +140,16 @@ class TagWatch:
         if changed or entry.tag_error != error:
             entry.tag_error = error
             self._wake(entry.record.name)
+
+    def _started_from(self, entry: Entry) -> str:
+        """What the tag meant when the image of its VM was made; empty when that is not to stay."""
+        if (
+            entry.live is None
+            or entry.box is None
+            or not asks_the_same(entry.live.record, entry.box)
+        ):
+            return ""
+        return identity_of(self._images.folder / entry.live.record.image_digest)
 
     def _known(self, name: str) -> str:
         try:

@@ -20,6 +20,7 @@ from controller.driftnotes import note_drift, settle
 from controller.entry import Entry
 from controller.inventory import Inventory
 from controller.judge import judge, why_down
+from controller.keptimage import kept_image
 from controller.onerun import OneRun
 from controller.records import after
 from controller.reporting import build_report
@@ -317,6 +318,7 @@ class Worker:
             had_disk=entry.record.has_disk,
             directories=entry.served,
             lost=entry.lost,
+            kept_image=kept_image(entry, box),
         )
 
     # -- notes about it

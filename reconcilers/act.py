@@ -116,7 +116,7 @@ class Actor:
             case steps.StopVmm():
                 await self._stop(graceful=step.graceful)
             case steps.LaunchVmm():
-                await self._launch(step.key)
+                await self._launch(step.key, step.image)
             case steps.ThawVmm():
                 self._thaw()
             case steps.ResumeVmm():
@@ -209,12 +209,13 @@ class Actor:
 
     # -- VMM
 
-    async def _launch(self, key: str) -> None:
+    async def _launch(self, key: str, kept: str) -> None:
         box, choice = self._wanted()
         await self._forget_live()
         uid = self._uid(box)
         confinement = self._policy(box, choice, uid)
-        image = recipes.observe(self._host.images, box)
+        images = self._host.images
+        image = images.at(kept) if kept else recipes.observe(images, box)
         if not isinstance(image, Image):
             raise HostError("its root image is not built")
         group = self._host.cgroup(self._names)

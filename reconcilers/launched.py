@@ -6,9 +6,12 @@ lost, and it may run on until everything the new text needs is known to be there
 
 from __future__ import annotations
 
+import hashlib
 import json
 
+from specs import recipe
 from specs.boxfile import Boxfile
+from specs.imagename import parse_image
 
 # Those parts of `host.launch_key` that its jail follows from, word for word; what may change while
 # it runs is not among them.
@@ -18,6 +21,15 @@ _FIELDS = {"cpus", "ram_mib", "isolation", "network", "readonly", "mounts"}
 def settings_of(box: Boxfile) -> str:
     """What the launch record keeps of the Boxfile."""
     return json.dumps(box.model_dump(mode="json", include=_FIELDS), sort_keys=True)
+
+
+def image_of(box: Boxfile) -> str:
+    """Names what the Boxfile says of its image: the base, and what is built on it. What that base
+    means is not in it.
+    """
+    steps = [(each.argv, each.stdin.hex()) for each in recipe.steps(box)]
+    said = [str(parse_image(box.base)), steps, sorted(box.env.items()) if steps else []]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def as_launched(box: Boxfile, settings: str) -> Boxfile:

@@ -66,6 +66,8 @@ class LaunchRecord:
     argv: tuple[str, ...]
     data_bytes: int
     settings: str = ""  # of its Boxfile, as in launched.py
+    image_digest: str = ""  # as in images/, empty in a record of an older version
+    image_asked: str = ""  # by its Boxfile, as `launched.image_of`
     image_env: tuple[str, ...] = ()  # NAME=VALUE, for commands that are told nothing else
     pid: int = 0
     start_time: int = 0
@@ -122,8 +124,9 @@ def _parse(data: dict[str, Any]) -> LaunchRecord:
     for field in ("uid", "gid", "pid", "start_time", "data_bytes"):
         if not isinstance(getattr(record, field), int):
             raise TypeError(field)
-    if not isinstance(record.settings, str):
-        raise TypeError("settings")
+    for field in ("settings", "image_digest", "image_asked"):
+        if not isinstance(getattr(record, field), str):
+            raise TypeError(field)
     bytes.fromhex(record.token)
     return record
 

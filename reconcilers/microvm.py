@@ -36,7 +36,7 @@ from reconcilers.helpers import Serving, serve
 from reconcilers.images.about import environment_of
 from reconcilers.images.verify import open_verified
 from reconcilers.inthread import to_end
-from reconcilers.launched import settings_of
+from reconcilers.launched import image_of, settings_of
 from reconcilers.launchrecord import HelperRecord, LaunchRecord
 from reconcilers.layout import Layout
 from reconcilers.mounts import Directory
@@ -202,6 +202,8 @@ def _unlaunched(wanted: Start, argv: tuple[str, ...]) -> LaunchRecord:
         argv=argv,
         data_bytes=wanted.disk.made,
         settings=settings_of(wanted.box),
+        image_digest=wanted.image.digest,
+        image_asked=image_of(wanted.box),
         image_env=environment_of(wanted.image),
     )
 

@@ -44,10 +44,12 @@ async def observe(
     had_disk: bool = False,
     directories: Sequence[Directory] = (),
     lost: Sequence[Refused] = (),
+    kept_image: str = "",
 ) -> Observed:
     """Everything the host shows of sandbox `name`. `marked` are PIDs known to carry its name,
     `directories` what the mounts that its VMM was started with lead to now, `lost` those of them
-    that may not be shared any more.
+    that may not be shared any more. `kept_image` is the digest of the one that a VM which runs is
+    to keep.
     """
     runtime = host.layout.sandbox_runtime(name)
     record = launchrecord.read(host.layout.launch_record(name)) if runtime.exists() else None
@@ -74,9 +76,10 @@ async def observe(
     # A VMM that lacks a wall is replaced, and must not gain time by leaving a question unanswered.
     lacking = isinstance(vmm, Vmm) and any(not r.ok and r.mend != "in place" for r in vmm.readings)
     answering = None if lacking else await _guest(live, vmm)
+    kept = kept_image if isinstance(vmm, Vmm) else ""
     strays = tuple(sorted(pid for pid in inside | ours if pid not in known and _lives(pid)))
     return Observed(
-        image=_image(host, box) if wants_vm and box is not None else None,
+        image=_image(host, box, kept) if wants_vm and box is not None else None,
         uid=uid if wants_vm or box is None or box.isolation == "strict" else None,
         cgroup=cgroup,
         disk=disk,
@@ -111,8 +114,10 @@ def _cgroup(host: Host, name: str) -> tuple[bool | Unknown, set[int]]:
         return Unknown(str(error)), set()
 
 
-def _image(host: Host, box: Boxfile) -> Image | Unknown | None:
+def _image(host: Host, box: Boxfile, kept: str) -> Image | Unknown | None:
     try:
+        if kept and (found := host.images.at(kept)) is not None:
+            return found
         return recipes.observe(host.images, box)
     except (OSError, BoxError) as error:
         return Unknown(str(error))

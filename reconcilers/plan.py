@@ -6,7 +6,7 @@ remove what is alive.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reconcilers import steps
 from reconcilers.facts import MIB, Disk, Network, Observed, Vmm
@@ -35,6 +35,8 @@ class Desired:
 
     box: Boxfile | None
     key: str = ""
+    # The digest of the image that its VM keeps, whatever its base has come to mean; empty for none.
+    image: str = ""
     # Deleting a sandbox whose Boxfile says `on_delete: erase` waits; until then its disk is left
     # alone.
     erase: bool | None = None
@@ -242,7 +244,7 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
             found = [*network, stop]
         return [
             *found,
-            steps.LaunchVmm("vmm", "running", "being replaced", consequence=True, key=key),
+            replace(launch, observed="being replaced", consequence=True, image=desired.image),
             connect,
         ]
     found = _in_order(box, desired, vmm, observed)

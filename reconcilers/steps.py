@@ -187,6 +187,7 @@ class StopVmm(Step):
 @dataclass(frozen=True)
 class LaunchVmm(Step):
     key: str = ""
+    image: str = ""  # its digest; empty for what the base means
 
     def describe(self) -> str:
         return "start a confined VMM"

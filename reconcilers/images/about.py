@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from reconcilers.facts import Image
 from reconcilers.images.manifest import Settings
@@ -36,8 +37,19 @@ def on_top(base: Image, steps: int, left_out: int) -> str:
         said = {}
     notes = [f"{left_out} FIFOs, sockets and devices are left out"] if left_out else []
     told = said if isinstance(said, dict) else {}
-    of_base = {key: told[key] for key in ("base", "image") if key in told}
+    of_base = {key: told[key] for key in ("base", "identity", "image") if key in told}
     return json.dumps(of_base | {"built_on": base.digest, "steps": steps, "notes": notes}) + "\n"
+
+
+def identity_of(folder: Path) -> str:
+    """What the base of the image in this folder was when it was made; empty when it does not say,
+    as one that steps made in an older version.
+    """
+    try:
+        said = json.loads(read_small(folder / NAME))["identity"]
+    except (OSError, HostError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return said if isinstance(said, str) else ""
 
 
 def environment_of(image: Image) -> tuple[str, ...]:

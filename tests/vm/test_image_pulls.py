@@ -55,16 +55,18 @@ def home(served: Registry) -> Iterator[CaseHome]:
         yield made
 
 
-def version(home: CaseHome) -> bytes:
-    return home.run("elm", "cat", "/version").stdout
+def version(home: CaseHome, name: str = "elm") -> bytes:
+    return home.run(name, "cat", "/version").stdout
 
 
 def test_another_image_comes_only_when_it_is_asked_for(home: CaseHome, served: Registry) -> None:
     name = served.push("one", "team/app:1")
     text = TINY + f"base: {name}\n"
     home.put("elm", text)
-    home.ready("elm")
-    pid = home.pid("elm")
+    home.put("ash", text)
+    for each in ("elm", "ash"):
+        home.ready(each)
+    pid, beside = home.pid("elm"), home.pid("ash")
     said = home.box("build", "elm").stdout
     assert b"elm: its image is ready: " in said
     served.push("two", "team/app:1")
@@ -86,6 +88,9 @@ def test_another_image_comes_only_when_it_is_asked_for(home: CaseHome, served: R
     assert fields == ["base.tag"], "a VM that was replaced on purpose is none"
     home.box("build", "elm", "--pull")
     home.look_again()
+    # Whoever did not ask goes on with what it has, and is told.
+    assert b" base.tag " in home.box("drift", "ash").stdout
+    assert (home.pid("ash"), version(home, "ash")) == (beside, b"one")
     # Always: not while it runs, but before the next start, whatever ended the former one.
     home.put("elm", text + "pull: always\n")
     until(lambda: home.generation("elm") == 2, 30, "the Boxfile is taken up")
@@ -99,7 +104,7 @@ def test_another_image_comes_only_when_it_is_asked_for(home: CaseHome, served: R
     home.stop()
     home.env["HOME"] = str(served.stranger)
     home.start()
-    assert home.pid("elm") == pid
+    assert (home.pid("elm"), home.pid("ash")) == (pid, beside), "also after a restart"
     kill_vmm(home, "elm")
     until(
         lambda: home.condition("elm", "ImageReady") == ("False", "BuildFailed"),
@@ -112,6 +117,11 @@ def test_another_image_comes_only_when_it_is_asked_for(home: CaseHome, served: R
     home.ready("elm")
     assert version(home) == b"three"
     until(lambda: b"tag_not_looked_up" in home.box("describe", "elm").stdout, 60, "it is said")
+    # What was found for another is taken with the next start.
+    assert (home.pid("ash"), version(home, "ash")) == (beside, b"one")
+    kill_vmm(home, "ash")
+    replaced(home, "ash", beside)
+    assert version(home, "ash") == b"three"
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=pytest.mark.long)])

@@ -19,16 +19,22 @@ import pytest
 from controller.entry import Entry
 from controller.imageverbs import ImageVerbs
 from controller.inventory import Inventory
+from controller.keptimage import kept_image
 from controller.records import Record
 from controller.store import Store
 from reconcilers import launchrecord
+from reconcilers.accel import Choice
 from reconcilers.builds import cache, recipes
+from reconcilers.host import launch_key
 from reconcilers.images import sources
 from reconcilers.images.progress import Seen
 from reconcilers.images.store import Images
 from reconcilers.images.verify import open_verified
+from reconcilers.launched import image_of
 from reconcilers.layout import Layout
+from reconcilers.live import Live
 from specs.boxfile import Boxfile, State
+from specs.conditions import Reason
 from specs.errors import NoSandbox, RefusedByPolicy
 from tests.unit.cli.support import ROOT
 from tests.unit.programs import needs_mke2fs
@@ -104,6 +110,28 @@ async def test_only_another_image_is_another_one(made: Made) -> None:
     assert second != first
     assert entry.converged_generation == -1, "asked for, so no drift"
     assert made.images.digest_for(f"rootfs:{root}") == second
+    assert entry.asked_image == second, "and its VM does not keep the one it has"
+
+
+async def test_who_did_not_ask_keeps_what_its_vm_was_started_from(made: Made) -> None:
+    root = made.sandbox("web")
+    base = f"rootfs:{root}"
+    first = (await made.built("web")).digest
+    ash = made.inventory.entries["ash"] = Entry(
+        Record(name="ash", spec=Boxfile(name="ash", base=base))
+    )
+    assert ash.box is not None
+    asked = image_of(ash.box)
+    key = launch_key(ash.box, Choice("tcg", Reason.Accepted, ""), first)
+    record = replace(RECORD, key=key, image_digest=first, image_asked=asked)
+    ash.live, ash.choice = Live(record), Choice("tcg", Reason.Accepted, "")
+    (root / "file").write_text("another")
+    second = (await made.built("web", pull=True)).digest
+    assert kept_image(ash, ash.box) == first != second
+    # Its own, which finds what is known by now: that is another one than its VM has.
+    ash.converged_generation = ash.record.generation
+    assert (await made.built("ash", pull=True)).digest == second
+    assert (kept_image(ash, ash.box), ash.converged_generation) == ("", -1)
 
 
 async def test_what_stands_against_it_from_the_beginning_ends_it(made: Made) -> None:

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,14 @@ from controller.store import Store
 from controller.tagwatch import TagWatch
 from reconcilers.images import fetch
 from reconcilers.images.store import Images
+from reconcilers.launched import image_of
 from reconcilers.layout import Layout
+from reconcilers.live import Live
 from specs.boxfile import Boxfile, State
 from specs.drift import Drift
 from tests.registry import Registry, needs_registry, registry
 from tests.unit.images.layouts import layer
+from tests.unit.reconcilers.test_files import RECORD
 
 OLD = Drift(TAG, "sha256:b", "sha256:a", "t0", "told only")
 
@@ -123,6 +127,35 @@ async def test_a_tag_that_moved_is_told_and_left(
     assert made.entry.tag_error == ""
     served.push("two", "team/moves:1")
     await made.until(lambda: not made.open)
+    await made.watch.close()
+
+
+@needs_squashfs
+async def test_a_vm_that_keeps_what_another_sandbox_moved_on_from_is_told_of(
+    layout: Layout, served: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any look-up of its own: `web` has pulled, and `ash` runs from what there was."""
+    monkeypatch.setenv("HOME", str(served.home))
+    name = served.push("one", "team/kept:1")
+    made = Watching(layout, name, 0)
+    ash = made.add("ash", name)
+    for entry, image in ((ash, made.images.build(name)), (made.entry, None)):
+        assert entry.box is not None
+        if image is None:
+            served.push("two", "team/kept:1")
+            image = made.images.build(name, again=True)
+        asked = image_of(entry.box)
+        entry.live = Live(replace(RECORD, image_digest=image.digest, image_asked=asked))
+    means = made.images.meaning(name)
+    made.watch.at_scan()
+    [drift] = driftbook.is_open(ash.drift)
+    assert means.startswith(drift.desired) and drift.desired != drift.observed
+    assert drift.action.endswith("box build ash --pull takes the other image")
+    assert made.open == []
+    # Its VM is another one by then.
+    ash.live = made.entry.live
+    made.watch.at_scan()
+    assert driftbook.is_open(ash.drift) == []
     await made.watch.close()
 
 

@@ -78,6 +78,14 @@ def test_a_vmm_without_a_wall_is_killed_not_asked() -> None:
     assert [type(s).__name__ for s in planned[1:]] == ["LaunchVmm", "ConnectGuest"]
 
 
+def test_a_vmm_without_a_wall_comes_back_with_the_image_that_it_keeps() -> None:
+    vmm = replace(VMM, readings=(reading("replace"),))
+    for kept in ("", "1" * 64):
+        planned = plan(replace(WANT, image=kept), replace(CONVERGED, vmm=vmm)).steps
+        [launch] = [each for each in planned if isinstance(each, steps.LaunchVmm)]
+        assert (launch.image, launch.key) == (kept, KEY)
+
+
 @pytest.mark.parametrize("mend", ["in place", "replace"])
 def test_what_no_boxfile_asked_for_is_drift_even_when_nobody_knows_what_converged(
     mend: str,
