@@ -28,7 +28,7 @@ def loaded(archive: int) -> Loaded:
     """The tree in the archive behind `archive`, which must stay open. Raises BadImage."""
     merge, reading = Merge(), _Reading(archive)
     try:
-        merge.apply(reading.entries())
+        merge.apply(reading.entries(), whiteouts=False)
     except (ProtocolError, BadImage) as error:
         raise BadImage(f"the root that the steps left: {error.message}") from error
     return Loaded(merge.tree, lambda number: archive, Settings(), 1, reading.left_out)

@@ -18,7 +18,7 @@ from specs.boxfile import Boxfile
 from specs.recipe import Step
 
 # Part of every digest: raise it whenever the same steps are run or handed out in another way.
-_VERSION = "box built 1"
+_VERSION = "box built 2"
 # A disk's layers: the empty one, one for each stage, and one for what comes on top.
 STAGES_MAX = LAYERS_MAX - 2
 

@@ -71,15 +71,19 @@ class Merge:
         self._layers = 0
         self._entries = self._text = self._pieces = 0
 
-    def apply(self, entries: Iterable[Entry]) -> None:
-        """Lay one more layer on top. Raises BadImage that names the layer and the entry."""
+    def apply(self, entries: Iterable[Entry], *, whiteouts: bool = True) -> None:
+        """Lay one more layer on top. Raises BadImage that names the layer and the entry.
+
+        Without `whiteouts` the names that hide something in a layer are names like any other, as in
+        a root that is no layer.
+        """
         self._layers += 1
         where = f"layer {self._layers}"
         try:
             for entry in entries:
                 where = f'layer {self._layers}, entry "{shown(entry.name)}"'
                 self._count(entry)
-                self._apply(entry)
+                self._apply(entry, whiteouts)
                 where = f'layer {self._layers}, after entry "{shown(entry.name)}"'
         except BadImage as error:
             raise BadImage(f"{where}: {error.message}") from None
@@ -96,7 +100,7 @@ class Merge:
         if self._pieces > PIECES_MAX:
             raise BadImage(f"its files have more than {PIECES_MAX} holes")
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: Entry, whiteouts: bool) -> None:
         parts = split(entry.name)
         if not parts:
             if entry.kind is not Kind.folder:
@@ -104,6 +108,9 @@ class Merge:
             _take(self.tree.root, entry)
             return
         *parents, last = parts
+        if not whiteouts:
+            self._put(self.tree.made_folder(parents, self._layers), last, entry)
+            return
         for each in parents:
             if each.startswith(_AUFS):
                 return

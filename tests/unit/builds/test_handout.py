@@ -59,6 +59,18 @@ def test_the_agents_root_is_taken_over(guest: Guest) -> None:
         assert held.strip(b"\0") == b"middle"
 
 
+def test_the_names_of_whiteouts_are_names_in_a_root(guest: Guest) -> None:
+    """It is no layer: a source tree of a container engine has such files, and loses none."""
+    (guest.data / "d/.wh.x").mkdir(parents=True)
+    for name in ("d/kept", "d/.wh.kept", "d/.wh.", "d/.wh..wh..opq", "d/.wh.x/in", ".wh..wh.aufs"):
+        (guest.data / name).write_text(name)
+    guest.run("root")
+    with open(guest.transfer, "rb") as file:
+        paths = {path for path, _ in handout.loaded(file.fileno()).tree.walk()}
+    names = {b"kept", b".wh.kept", b".wh.", b".wh..wh..opq", b".wh.x", b".wh.x/in"}
+    assert paths == {b"d", b".wh..wh.aufs", *(b"d/" + name for name in names)}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root gives capabilities")
 def test_capabilities_are_kept_and_other_systems_labels_are_not(guest: Guest) -> None:
     capability = bytes.fromhex("0100000200200000000000000000000000000000")
