@@ -94,12 +94,12 @@ async def choose(box: Boxfile, host: Host, inventory: Inventory) -> Choice:
     boot = await asyncio.to_thread(host.boot, features_of(box))
     choice = await host.choose_accel(box, boot)
     # Only now is it known that `accel: auto` means emulation here.
-    if choice.accel == "tcg" and not choice.refused and (why := no_emulation(box, inventory)):
+    if choice.accel == "tcg" and not choice.refused and (why := no_emulation(inventory, box)):
         return replace(choice, reason=Reason.RefusedByPolicy, message=why, refused=True)
     return choice
 
 
-def no_emulation(box: Boxfile, inventory: Inventory) -> str:
+def no_emulation(inventory: Inventory, box: Boxfile) -> str:
     """Why policy.toml forbids to emulate a machine of `box`; empty where it does not. One that
     cannot be read may forbid it.
     """

@@ -12,11 +12,13 @@ import contextlib
 import logging
 import os
 import signal
+from functools import partial
 
 import prctl
 
 from controller import backoff
 from controller.api import ApiServer
+from controller.desired import no_emulation
 from controller.diskuse import DiskUse
 from controller.inventory import Inventory
 from controller.judge import not_as_declared
@@ -55,6 +57,7 @@ class Controller:
         self._lock = lock
         self.store = Store(layout)
         self.inventory = Inventory(layout, self.store)
+        host.no_emulation = partial(no_emulation, self.inventory)
         self.queue = WorkQueue()
         self.upkeep = Upkeep(host, self.store, self.inventory, self.queue.add)
         self.use = DiskUse(host, self.inventory, self.queue.alone, self.queue.add)

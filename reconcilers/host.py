@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from reconcilers import virtiofsd
@@ -33,7 +33,10 @@ from specs.names import HostNames
 
 @dataclass
 class Host:
-    """Shared parts. `kvm` is set by whoever wires them, because the probe itself boots a VM."""
+    """Shared parts. `kvm` is set by whoever wires them, because the probe itself boots a VM, and so
+    is `no_emulation`: why policy.toml forbids to emulate a machine of this Boxfile now, empty where
+    it does not.
+    """
 
     layout: Layout
     config: Config
@@ -43,6 +46,7 @@ class Host:
     identities: IdentityRegistry
     backends: Mapping[str, Backend]
     kvm: KvmProbe | None = None
+    no_emulation: Callable[[Boxfile], str] = lambda box: ""
     queue: Queue = field(default_factory=Queue)
     networks: Networks | UserNetworks = field(default_factory=lambda: Networks(Config()))
     _policies: dict[tuple[object, ...], Confinement] = field(default_factory=dict)

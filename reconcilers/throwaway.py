@@ -33,7 +33,7 @@ from reconcilers.network.networks import Networks
 from reconcilers.network.usernetworks import UserNetworks
 from reconcilers.observe import read_network
 from specs.boxfile import Boxfile, Isolation, Network
-from specs.errors import BoxError, ChannelError, ConfinementError, HostError
+from specs.errors import BoxError, ChannelError, ConfinementError, HostError, RefusedByPolicy
 from specs.names import HostNames, is_name
 
 SHUTDOWN_SECONDS = 20.0
@@ -176,6 +176,12 @@ class Throwaways:
         choice = await host.choose_accel(box, boot)
         if choice.refused:
             raise HostError(f"no machine can be started: {choice.message}", fix="box doctor")
+        # Of each machine anew: a build may go on for long after policy.toml has changed.
+        if choice.accel == "tcg" and (why := host.no_emulation(box)):
+            raise RefusedByPolicy(
+                f"no machine can be started for it: {choice.message}, and policy.toml says {why}",
+                fix="give this host KVM (box doctor), or allow_emulation = true in policy.toml",
+            )
         strict = box.isolation is Isolation.strict
         uid = await to_end(partial(host.claim, box.name)) if strict else host.standard_uid()
         kvm, most = choice.accel == "kvm", work.most_bytes
