@@ -31,6 +31,8 @@ from specs.text import one_line, visible
 
 log = logging.getLogger("box")
 
+RUN_FIX = "stop another sandbox, or change the Boxfile or policy.toml"
+
 
 class Inventory:
     """Every sandbox this home knows. `entries` is the truth between two scans."""
@@ -83,6 +85,7 @@ class Inventory:
         for name, why in found.broken.items():
             if self._doubt(name, Verdict(False, Reason.InvalidBoxfile, why)):
                 changed.add(name)
+        changed |= self._judge_runs(ceiling)
         self.problems = found.problems
         decision = self.vanishing.decide(found, str(self._cache.resolved), self.entries)
         return changed | self._apply(decision)
@@ -246,10 +249,24 @@ class Inventory:
         if isinstance(ceiling, BoxError):
             raise ceiling
         if broken := ceiling.judge(run.spec, self._others(entry.record.name)):
-            raise RefusedByPolicy(
-                "; ".join(broken), fix="stop another sandbox, or change the Boxfile or policy.toml"
-            )
+            raise RefusedByPolicy("; ".join(broken), fix=RUN_FIX)
         entry.run, self._totals = run, None
+
+    def _judge_runs(self, ceiling: Ceiling | BoxError) -> set[str]:
+        """End those that the ceiling forbids by now: each goes by a spec of its own, whatever its
+        Boxfile says. Returns whose they are.
+        """
+        ended = set[str]()
+        for name, entry in self.entries.items():
+            run = entry.run
+            if run is None or run.over or isinstance(ceiling, BoxError):
+                continue  # what was accepted goes on while policy.toml cannot be read
+            if broken := ceiling.judge(run.spec, self._others(name)):
+                why = f"policy.toml forbids its VM by now: {'; '.join(broken)}"
+                run.end(RefusedByPolicy(why, fix=RUN_FIX))
+                self.event(entry, "refused", f"{Reason.RefusedByPolicy}: {why}")
+                ended.add(name)
+        return ended
 
     def end_run(self, entry: Entry) -> None:
         """Nothing is left of it: the Boxfile counts again."""

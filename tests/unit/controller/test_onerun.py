@@ -131,3 +131,52 @@ async def test_it_counts_for_the_ceiling_until_it_is_gone(layout: Layout) -> Non
             inventory.begin_run(elm, OneRun(elm.record.spec))
     inventory.end_run(oak)
     inventory.begin_run(elm, OneRun(elm.record.spec))
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed"),
+    [("max_ram_mib = 256\n", True), ("max_ram_mib = 200\n", False), ("garbled [", True)],
+)
+@pytest.mark.parametrize("text", ["as it began", "another", "refused"])
+def test_a_policy_that_became_stricter_ends_it(
+    layout: Layout, policy: str, allowed: bool, text: str
+) -> None:
+    """By its own spec, with which it began, whatever its Boxfile says by now."""
+    inventory = Inventory(layout, Store(layout))
+    path = layout.boxes / "oak.box.yaml"
+    path.write_text("name: oak\nstate: stopped\nram_mib: 256\n")
+    inventory.refresh()
+    entry = inventory.entries["oak"]
+    assert entry.record.spec is not None
+    run = OneRun(entry.record.spec)
+    inventory.begin_run(entry, run)
+    assert "oak" not in inventory.refresh() and not run.over
+    if text == "another":
+        path.write_text("name: oak\nstate: stopped\nram_mib: 128\n")
+    elif text == "refused":
+        path.write_text("name: oak\nram_mib: 100000\n")
+    layout.policy.write_text(policy)
+    changed = inventory.refresh()
+    assert run.over is not allowed
+    if not allowed:
+        assert "oak" in changed, "its pass comes at once"
+        assert isinstance(run.failure, RefusedByPolicy) and run.failure.fix
+        assert "max_ram_mib" in run.failure.message
+        run.end(HostError("another reason"))
+        assert isinstance(run.failure, RefusedByPolicy)
+
+
+def test_a_sum_that_became_smaller_ends_it_too(layout: Layout) -> None:
+    """A stopped Boxfile counts for no sum, the VM of its run does."""
+    inventory = Inventory(layout, Store(layout))
+    text = "name: oak\nstate: stopped\nram_mib: 256\n"
+    (layout.boxes / "oak.box.yaml").write_text(text)
+    inventory.refresh()
+    entry = inventory.entries["oak"]
+    assert entry.record.spec is not None
+    run = OneRun(entry.record.spec)
+    inventory.begin_run(entry, run)
+    layout.policy.write_text("max_total_ram_mib = 200\n")
+    inventory.refresh()
+    assert run.failure is not None and "max_total_ram_mib" in run.failure.message
+    assert not entry.over_ceiling
