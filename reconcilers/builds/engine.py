@@ -250,7 +250,7 @@ class _Build:
 
     def _write(self, archive: int, ready: Path, stop: threading.Event) -> None:
         self._progress.stage("reading the root")
-        found = handout.loaded(archive)
+        found = handout.loaded(archive, lambda line: self._progress.line(line.encode()))
         write_root(found, ready / "root.squashfs", stop, self._progress)
         text = about.on_top(self._base, self._recipe.count, found.devices)
         (ready / about.NAME).write_text(text)

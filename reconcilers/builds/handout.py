@@ -8,11 +8,11 @@ rules as the tar file of any image, and meets no file system of the host.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from agent.archive import NANO, USER, Kind, Record, Window, attributes, records
+from agent.archive import NANO, USER, Kind, Reason, Record, Window, attributes, records
 from reconcilers.images import layers
-from reconcilers.images.layers import ENTRIES_MAX, Entry, Merge
+from reconcilers.images.layers import ENTRIES_MAX, Entry, Merge, shown
 from reconcilers.images.manifest import Settings
 from reconcilers.images.sources import Loaded
 from reconcilers.images.tarread import PIECES_MAX
@@ -24,18 +24,44 @@ TIME_MAX = (1 << 32) - 1
 UID_MAX = (1 << 32) - 2
 
 
-def loaded(archive: int) -> Loaded:
-    """The tree in the archive behind `archive`, which must stay open. Raises BadImage."""
-    merge, reading = Merge(), _Reading(archive)
+NAMED_MAX = 20
+"""How many of the entries that are left out are told by name."""
+_LEFT_OUT: Mapping[int, str] = {
+    Reason.FIFO: "FIFO",
+    Reason.SOCKET: "socket",
+    Reason.CHARACTER_DEVICE: "device",
+    Reason.BLOCK_DEVICE: "device",
+    Reason.UNKNOWN_KIND: "no file or folder",
+}
+_LOST: Mapping[int, str] = {
+    Reason.UNREADABLE: "cannot be read",
+    Reason.TOO_DEEP: "lies too deep",
+    Reason.CHANGED: "changed while it was read",
+    Reason.ATTRIBUTES: "has extended attributes that are too long",
+}
+
+
+def loaded(archive: int, tell: Callable[[str], None] = lambda line: None) -> Loaded:
+    """The tree in the archive behind `archive`, which must stay open. `tell` is called with a line
+    for what is left out, the names as the guest wrote them. Raises BadImage, also where a file
+    would be missing that an image can have.
+    """
+    merge, reading = Merge(), _Reading(archive, tell)
     try:
         merge.apply(reading.entries(), whiteouts=False)
     except (ProtocolError, BadImage) as error:
-        raise BadImage(f"the root that the steps left: {error.message}") from error
+        raise BadImage(
+            f"the root that the steps left: {error.message}",
+            fix=error.fix or "change the steps, so that they leave a root without that",
+        ) from error
+    if reading.left_out > NAMED_MAX:
+        tell(f"left out of the image: {reading.left_out - NAMED_MAX} more")
     return Loaded(merge.tree, lambda number: archive, Settings(), 1, reading.left_out)
 
 
 class _Reading:
-    def __init__(self, archive: int) -> None:
+    def __init__(self, archive: int, tell: Callable[[str], None]) -> None:
+        self._tell = tell
         self._window = Window(
             lambda position, size: os.pread(archive, size, position), os.fstat(archive).st_size
         )
@@ -61,11 +87,20 @@ class _Reading:
             elif record.kind == Kind.LEAVE:
                 self._folders.pop()
             elif record.kind == Kind.NOTE:
-                self.left_out += 1
-                if self.left_out > ENTRIES_MAX:
-                    raise BadImage("it leaves out too much")
+                self._note(record)
             elif record.kind != Kind.END:
                 yield self._other(record)
+
+    def _note(self, record: Record) -> None:
+        name = shown(self._path(record.name))
+        if why := _LOST.get(record.number):
+            raise BadImage(f'"{name}" {why}')
+        self.left_out += 1
+        if self.left_out > ENTRIES_MAX:
+            raise BadImage("it leaves out too much")
+        if self.left_out <= NAMED_MAX:
+            kind = _LEFT_OUT.get(record.number, "no file or folder")
+            self._tell(f"left out of the image: {name} ({kind})")
 
     def _file(self, record: Record, pieces: tuple[tuple[int, int, int], ...]) -> Entry:
         if record.number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -57,6 +58,36 @@ def test_the_agents_root_is_taken_over(guest: Guest) -> None:
         assert start <= 20 << 30 < start + length
         held = os.pread(file.fileno(), length, at)
         assert held.strip(b"\0") == b"middle"
+
+
+def test_what_is_left_out_is_told_by_name(guest: Guest) -> None:
+    (guest.data / "run").mkdir()
+    for number in range(handout.NAMED_MAX + 4):
+        os.mkfifo(guest.data / f"run/f{number:02}\n")
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = os.open(guest.data, os.O_RDONLY)
+        listening.bind(f"/proc/self/fd/{here}/a")  # a socket's path is short
+        os.close(here)
+    guest.run("root")
+    told = list[str]()
+    with open(guest.transfer, "rb") as file:
+        assert handout.loaded(file.fileno(), told.append).devices == handout.NAMED_MAX + 5
+    assert sum(line.endswith(" (FIFO)") and "run/f" in line for line in told) >= 19
+    assert told[-1] == "left out of the image: 5 more" and len(told) == handout.NAMED_MAX + 1
+    assert not any("\n" in line for line in told)
+
+
+@pytest.mark.parametrize("reason", [5, 6, 7, 8])
+def test_a_file_that_would_be_missing_makes_no_image(guest: Guest, reason: int) -> None:
+    guest.put_records(
+        (Record(Kind.FOLDER, b"d"), b""),
+        (Record(Kind.NOTE, b"lost", number=reason), b""),
+        (Record(Kind.LEAVE), b""),
+        (Record(Kind.END, size=1, number=1), b""),
+    )
+    with open(guest.transfer, "rb") as file, pytest.raises(BadImage, match='"d/lost"') as caught:
+        handout.loaded(file.fileno())
+    assert caught.value.fix
 
 
 def test_the_names_of_whiteouts_are_names_in_a_root(guest: Guest) -> None:
