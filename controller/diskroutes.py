@@ -52,7 +52,10 @@ async def _data(service: Service, request: Request, name: str) -> Reply:
     body = fields(request, "action", "transfer")
     action, transfer = text(body, "action"), text(body, "transfer")
     if action not in ACTIONS:
-        raise UsageError(f"action: one of {', '.join(ACTIONS)} is expected")
+        raise UsageError(
+            f"action: one of {', '.join(ACTIONS)} is expected",
+            fix='send {"action": "export", "transfer": ID}, or "import" (docs/api.md)',
+        )
     await service.disks.transfer(name, action, transfer)
     return Reply({"name": name, "result": f"{action}ed"})
 
@@ -66,7 +69,11 @@ async def _fork(service: Service, request: Request, name: str) -> Reply:
     elif action == "apply":
         found = await service.disks.fork_apply(name, transfer, theirs=theirs, dry_run=dry_run)
     else:
-        raise UsageError("action: diff, alone, or apply is expected")
+        raise UsageError(
+            "action: diff, alone, or apply is expected",
+            fix='send {"action": "diff", "transfer": ID}, or "apply" with theirs and dry_run '
+            "(docs/api.md)",
+        )
     merged = found.merged
     return Reply(
         {

@@ -115,7 +115,9 @@ class Cache:
     def _disk(self, working: Path) -> Disk:
         found = disks.observe(working)
         if found is None:
-            raise HostError(f"{working} is gone")
+            raise HostError(
+                f"{working} is gone", fix="leave what is in builds/ to box; build again"
+            )
         return found
 
     def trim(self, most: int) -> None:

@@ -217,7 +217,12 @@ class _Build:
                 settled = await shut_down(machine.client)
             _require_room(folder.parent)
             if not settled:
-                raise failure or ChannelError("the machine of the build did not end in good order")
+                raise failure or ChannelError(
+                    "the machine of the build did not end in good order: what its last step wrote "
+                    "may not be on its disk",
+                    fix="build again; if it stays, look for what the step leaves running, or give "
+                    "it more RAM (ram_mib)",
+                )
             if stage is not None:
                 await to_end(partial(self._cache.keep, folder, stage.key))
             if failure is not None:

@@ -12,6 +12,7 @@ import pytest
 from reconcilers import disk as disks
 from reconcilers.builds.cache import RECENT_SECONDS, Cache
 from reconcilers.builds.recipes import Stage
+from specs.errors import HostError
 
 KEYS = tuple(f"{number}" * 64 for number in range(1, 4))
 STAGES = tuple(Stage(key, ()) for key in KEYS)
@@ -49,6 +50,17 @@ def test_a_build_goes_on_after_the_last_step_that_is_there(cache: Cache, tmp_pat
     assert modes == [0o400, 0o400, 0o400, 0o600]
     cache.drop(working)
     assert not working.exists() and cache.done(STAGES) == 2
+
+
+def test_a_disk_that_somebody_took_away_is_named_with_the_fix(cache: Cache) -> None:
+    cache.begin("", working := cache.fresh())
+    shutil.rmtree(working)
+    with pytest.raises(HostError, match="is gone") as caught:
+        cache.keep(working, KEYS[0])
+    assert caught.value.fix
+    with pytest.raises(HostError, match="is gone") as caught:
+        cache.begin(KEYS[1], cache.fresh())
+    assert caught.value.fix
 
 
 def test_each_disk_is_whole_without_those_it_was_made_from(cache: Cache, tmp_path: Path) -> None:

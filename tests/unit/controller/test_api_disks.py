@@ -72,3 +72,13 @@ async def test_what_makes_no_sense_is_refused(
         got, found = await ask(path, method, f"/v1/sandboxes/{where}", body)
         assert (got, found["error"]["code"]) == (status, code)
         assert service.disks.asked == []
+
+
+@pytest.mark.parametrize("where", ["data", "fork"])
+async def test_an_unknown_action_is_told_what_to_send(tmp_path: Path, where: str) -> None:
+    path = tmp_path / "box.sock"
+    body = {"action": "steal", "transfer": "0"}
+    async with serving(path):
+        _, found = await ask(path, "POST", f"/v1/sandboxes/down/{where}", body)
+        assert found["error"]["message"].startswith("action: ")
+        assert '{"action": ' in found["error"]["fix"]
