@@ -31,7 +31,7 @@ def data(chosen: Namespace) -> int:
 
 
 def _export(layout: Layout, name: str, folder: Path) -> int:
-    target, notes = Target(folder), Notes()
+    target, notes = Target(folder, (layout.home, layout.boxes)), Notes()
     # Made first: where that cannot be, no machine is started for nothing.
     with transfers.new(layout.transfers) as (transfer, archive), target.building() as root:
         _ask(layout, name, "export", transfer)

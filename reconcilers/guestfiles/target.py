@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from reconcilers.confinement.syscalls import renameat2_noreplace
@@ -25,11 +25,20 @@ FIX = "name a directory that does not exist yet, or an empty one"
 
 
 class Target:
-    """A new directory, or an empty one that exists; a link to one is one. Raises UsageError."""
+    """A new directory, or an empty one that exists; a link to one is one. It is in none of the
+    directories of `apart`. Raises UsageError.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, apart: Iterable[Path] = ()) -> None:
         self.path = Path(os.path.realpath(path))
         self._existed = check(self.path)
+        for each in apart:
+            if _is_below(self.path, each):
+                raise UsageError(
+                    f"is in {each}, where box keeps what it goes by, and a guest has no say",
+                    where=str(self.path),
+                    fix="name a directory elsewhere",
+                )
 
     @contextlib.contextmanager
     def building(self) -> Iterator[int]:
@@ -106,6 +115,17 @@ def check(path: Path) -> bool:
             "is a mount point, which cannot be replaced", where=str(path), fix=f"use {path}/data"
         )
     return True
+
+
+def _is_below(path: Path, directory: Path) -> bool:
+    """Whether a directory is this one, or in it, by whatever name; the last one need not exist."""
+    with contextlib.suppress(FileNotFoundError):
+        facts = directory.stat()
+        for each in (path, *path.parents):
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(each.stat(), facts):
+                    return True
+    return False
 
 
 def _begun(parent: int) -> tuple[bytes, int]:

@@ -57,6 +57,21 @@ def test_what_can_be_no_target_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "full/kept").read_text() == (tmp_path / "file").read_text() == "kept"
 
 
+def test_no_export_is_where_box_keeps_what_it_goes_by(tmp_path: Path) -> None:
+    """What a guest wrote would be a Boxfile, a chain of layers, an image."""
+    home, boxes = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home / "disks", boxes):
+        folder.mkdir(parents=True)
+    (home / "boxes").symlink_to(boxes)
+    (tmp_path / "link").symlink_to(home / "disks")
+    for path in ("home/new", "home/disks", "home/disks/oak", "link/oak", "elsewhere", "link"):
+        with pytest.raises(UsageError, match="where box keeps what it goes by"):
+            Target(tmp_path / path, (home, home / "boxes", tmp_path / "missing"))
+    with Target(tmp_path / "new", (home, home / "boxes")).building():
+        pass
+    assert not list((home / "disks").iterdir()) and not list(boxes.iterdir())
+
+
 def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     for existed in (False, True):
         path = tmp_path / "out"
