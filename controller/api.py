@@ -198,7 +198,10 @@ class ApiServer:
             if action in STREAMS:
                 await self._stream(connection, request, name, action)
                 return False
-            reply = await _handler(request, action)(self._service, request, name)
+            answering = _handler(request, action)(self._service, request, name)
+            if action in diskroutes.WHILE_THERE:
+                answering = connection.while_there(answering)
+            reply = await answering
         except BoxError as problem:
             return await connection.reply(_status_of(problem), _error_of(problem))
         except Exception:

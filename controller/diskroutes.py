@@ -14,6 +14,8 @@ from specs.errors import UsageError
 from specs.pathtext import path_field
 
 ACTIONS = ("export", "import")
+WHILE_THERE = frozenset({"data", "fork"})
+"""What ends when its client leaves: a disk would be held for long, and for nobody."""
 
 
 async def _list(service: Service, request: Request, name: str) -> Reply:

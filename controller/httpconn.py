@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TypeVar
 
 import h11
 
+T = TypeVar("T")
 READ_PIECE = 64 * 1024
+LOOK_SECONDS = 0.5
+"""How soon it is seen that a client has left that waits for a long answer."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,22 @@ class HttpConnection:
         except TimeoutError:
             raise Refused(408, "the request's body did not arrive in time") from None
         return Request(event.method.decode("ascii"), event.target.decode("ascii"), headers, body)
+
+    async def while_there(self, work: Awaitable[T]) -> T:
+        """What `work` returns. It is cancelled when the client leaves, or says that it will send
+        nothing more: nobody is there for what it makes. Raises Gone, and what `work` raises.
+        """
+        working = asyncio.ensure_future(work)
+        try:
+            while not working.done():
+                await asyncio.wait({working}, timeout=LOOK_SECONDS)
+                if not working.done() and (self.reader.at_eof() or self.reader.exception()):
+                    raise Gone
+            return working.result()
+        finally:
+            if not working.done():
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
 
     async def _body(self) -> bytes:
         if self._http.they_are_waiting_for_100_continue:

@@ -6,7 +6,6 @@ It must not look into an archive: that is the business of whoever gives or wants
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from reconcilers.facts import Disk
 from reconcilers.guestfiles import helper, transfers
 from reconcilers.guestfiles.helper import Action, Job
 from reconcilers.host import Host
+from reconcilers.inthread import to_end
 from specs.errors import Conflict, HostError
 
 
@@ -38,7 +38,7 @@ class Transfers:
         with transfers.existing(self._host.layout.transfers, transfer) as archive:
             async with self._use.held(name, f"its /data is being {action.value}ed") as entry:
                 require_walls(entry, self._inventory)
-                disk = await asyncio.to_thread(self._disk, entry, action)
+                disk = await to_end(lambda: self._disk(entry, action))
                 if not entry.record.has_disk:
                     self._inventory.save(name, replace(entry.record, has_disk=True))
                 if action is Action.EXPORT:

@@ -68,7 +68,12 @@ def existing(folder: Path, name: str) -> Iterator[int]:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
             raise UsageError(f"the transfer {name} is no file of ours")
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # it is never waited for here
+        except BlockingIOError:
+            raise UsageError(
+                f"the transfer {name} is locked for somebody alone", fix="lock it shared"
+            ) from None
         yield descriptor
     finally:
         os.close(descriptor)

@@ -82,3 +82,41 @@ async def test_an_unknown_action_is_told_what_to_send(tmp_path: Path, where: str
         _, found = await ask(path, "POST", f"/v1/sandboxes/down/{where}", body)
         assert found["error"]["message"].startswith("action: ")
         assert '{"action": ' in found["error"]["fix"]
+
+
+@pytest.mark.parametrize("how", ["close", "shutdown", "abort"])
+@pytest.mark.parametrize("what", ["data", "fork"])
+async def test_what_nobody_waits_for_any_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+) -> None:
+    """Else an export of hours would keep /data for a client that was interrupted at once."""
+    path, begun, ended = tmp_path / "box.sock", asyncio.Event(), asyncio.Event()
+
+    async def long(*_: object, **__: object) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(0)  # it has something to put right
+            ended.set()
+
+    async with serving(path) as service:
+        monkeypatch.setattr(service.disks, "transfer", long)
+        monkeypatch.setattr(service.disks, "fork_apply", long)
+        action = "import" if what == "data" else "apply"
+        data = json.dumps({"action": action, "transfer": "0" * 16}).encode()
+        _, writer = await asyncio.open_unix_connection(str(path))
+        head = f"POST /v1/sandboxes/down/{what} HTTP/1.1\r\nHost: box\r\n"
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        async with asyncio.timeout(20):
+            await begun.wait()
+            assert not ended.is_set()
+            if how == "shutdown":
+                writer.write_eof()
+            elif how == "abort":
+                writer.transport.abort()
+            else:
+                writer.close()
+            await ended.wait()
+        writer.close()
+        assert (await ask(path, "GET", "/v1/sandboxes/down/snapshots"))[0] == 200

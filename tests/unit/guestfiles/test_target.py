@@ -147,6 +147,15 @@ def test_a_transfer_is_private_found_by_its_id_and_gone_afterwards(tmp_path: Pat
     assert os.listdir(folder) == []
 
 
+def test_a_transfer_that_is_locked_for_one_alone_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    """The controller serves others meanwhile."""
+    folder = tmp_path / "transfers"
+    with transfers.new(folder) as (name, descriptor):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="locked"), transfers.existing(folder, name):
+            pass
+
+
 def test_only_an_id_of_a_file_of_ours_is_a_transfer(tmp_path: Path) -> None:
     (tmp_path / "canary").write_text("kept")
     (tmp_path / "a123456789abcdef").symlink_to("canary")
