@@ -27,6 +27,9 @@ def check_package(name: str) -> str:
         shown = visible(name, 60)
         message = f'"{shown}" is not the name of a package'
         raise NotAllowed(message, "write one name per entry; commands belong into run")
+    if "://" in name or name.endswith((".apk", ".deb", ".rpm")):
+        message = "a package manager takes this for a file to install, from wherever it is"
+        raise NotAllowed(message, "fetch and check it with a line in run")
     if name.endswith("-"):
         message = "apt takes a name with a - behind it as a package to remove"
         raise NotAllowed(message, f"write {name.rstrip('-')}, or remove it with a line in run")
