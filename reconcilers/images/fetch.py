@@ -78,7 +78,7 @@ def resolve(name: Registry, stop: threading.Event) -> Meant:
             raise BadImage(f"{name}: the registry sent {digest} for {chosen}")
         further = manifest.for_this_machine(document)
         if further is None:
-            manifest.require_no_address(document)
+            manifest.require_harmless(document)
             return Meant(digest, manifest.transferred(document))
         chosen = further
     raise BadImage(f"{name}: its index names an index, which names another")
@@ -185,7 +185,7 @@ def _explained(name: str, host: str, error: CommandError) -> BoxError:
     if f"setpriv: failed to execute {PROGRAM}" in error.last_lines:
         return HostError(f"{name}: skopeo is not installed", fix="apt-get install skopeo")
     found = _MESSAGE.findall(error.last_lines)
-    said = found[-1].replace('\\"', '"') if found else error.message
+    said = found[-1].replace('\\"', '"') if found else error.message.replace(error.argv[0], PROGRAM)
     cause = _CONTEXT.sub("", said)
     fixes = (fix for words, fix in _FIXES.items() if words in cause)
     repository = name.partition("@")[0].rpartition(":")[0] or name

@@ -103,22 +103,26 @@ def layers_of(document: bytes) -> tuple[str, tuple[str, ...]]:
     return _digest(config.get("digest") if isinstance(config, dict) else None), tuple(found)
 
 
-def require_no_address(document: bytes) -> None:
-    """Raises BadImage when a manifest says where else something of it is to be had: whoever fetches
-    it would ask any address for that, also one that only this host reaches.
+def require_harmless(document: bytes) -> None:
+    """Raises BadImage when a manifest would lead whoever fetches it astray: to other addresses for
+    its layers, also those that only this host reaches, or by a digest that is the path of a file.
     """
-    addressed = False
+    wrong = ""
 
     def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         # skopeo may take the other one of two equal keys, and takes any case of their letters.
-        nonlocal addressed
-        named = (value for key, value in pairs if key.casefold() == "urls")
-        addressed = addressed or any(isinstance(each, list) and each for each in named)
+        nonlocal wrong
+        for key, value in pairs:
+            match key.casefold():
+                case "urls" if isinstance(value, list) and value:
+                    wrong = "its manifest names addresses (urls) to fetch a layer from"
+                case "digest" if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+                    wrong = f"{visible(str(value), 80)} in its manifest is no SHA-256 digest"
         return dict(pairs)
 
     _object(document, "manifest", look)
-    if addressed:
-        raise BadImage("its manifest names addresses (urls) to fetch a layer from")
+    if wrong:
+        raise BadImage(wrong)
 
 
 def transferred(document: bytes) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
@@ -267,19 +268,29 @@ def test_without_skopeo_the_reason_is_that(tmp_path: Path, monkeypatch: pytest.M
     assert caught.value.fix == "apt-get install skopeo"
 
 
-@pytest.mark.parametrize("key", ["urls", "URLs", "url\u017f"])
+@pytest.mark.parametrize("key", ["urls", "URLs", "url\u017f", "digest", "DigesT"])
 @pytest.mark.parametrize("twice", [False, True])
-def test_a_manifest_that_names_addresses_is_refused(
+def test_a_manifest_that_leads_astray_is_refused(
     monkeypatch: pytest.MonkeyPatch, key: str, twice: bool
 ) -> None:
     """Go's JSON, which skopeo reads it with, takes keys in any case, and one of several."""
     one = {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": f"sha256:{'a' * 64}"}
-    text = json.dumps({"layers": [{**one, key: ["http://127.0.0.1/"]}], "config": one})
+    value = "sha256:../../../etc/passwd" if key.lower() == "digest" else ["http://127.0.0.1/"]
+    text = json.dumps({"layers": [{**one, key: value}], "config": one})
     if twice:
-        text = text.replace("}]", f', "{key}": []}}]')
+        text = text.replace("}]", f', "{key}": null, "x": []}}]')
     monkeypatch.setattr(fetch, "output", lambda *_, **__: text.encode())
-    with pytest.raises(BadImage, match="names addresses"):
+    with pytest.raises(BadImage, match=r"names addresses|is no SHA-256 digest"):
         fetch.resolve(Name("127.0.0.1:1", "team/elsewhere", "1"), STOP)
     harmless = json.dumps({"layers": [{**one, "urls": []}], "config": one}).encode()
     monkeypatch.setattr(fetch, "output", lambda *_, **__: harmless)
     assert fetch.resolve(Name("127.0.0.1:1", "team/elsewhere", "1"), STOP).digest
+
+
+def test_the_program_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not what it is started through."""
+    monkeypatch.setattr(fetch, "ASK_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        name = Name(f"127.0.0.1:{silent.getsockname()[1]}", "team/silent", "1")
+        with pytest.raises(CommandError, match=r"skopeo took longer than 0\.2 s"):
+            fetch.resolve(name, STOP)
