@@ -1,7 +1,8 @@
 /* A fingerprint of what an entry is, by which another one is known to be the same.
  *
  * It finds differences that happen. Whoever makes two files with one fingerprint on purpose gains nothing: it says what a
- * fork claims to have begun with, and a fork may claim anything. */
+ * fork claims to have begun with, and a fork may claim anything. SHA-256 (sha256.h) would take some 34 times the CPU of
+ * each byte, for every file a fork has changed. */
 #ifndef BOX_DIGEST_H
 #define BOX_DIGEST_H
 
