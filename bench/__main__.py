@@ -1,7 +1,7 @@
 """`python -m bench [NAME...]`: run benchmarks, print what was measured and what missed its target.
 
 Exit status 0 when every target is met, 1 when one is missed or a benchmark failed, 2 for a usage
-error.
+error, 130 when it was told to end: then what was measured until then is printed.
 """
 
 from __future__ import annotations
@@ -51,11 +51,14 @@ ONLY_WITH_ALL = {"images", "imported", "exported", "settled", "suite"}
 def main() -> int:
     options = _arguments()
     # A benchmark that is told to end still takes its VMs and homes away.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = options.names or [n for n in BENCHMARKS if options.all or n not in ONLY_WITH_ALL]
     rows: list[Row] = []
+    tried: list[str] = []
     failed = []
+    ended = False
     for name in names:
+        tried.append(name)
         load = os.getloadavg()[0]
         print(f"{name}: load {load:.1f} ...", file=sys.stderr, end="", flush=True)
         begun = time.monotonic()
@@ -65,11 +68,18 @@ def main() -> int:
             # One that cannot run must not hide what the others measured.
             traceback.print_exc()
             failed.append(name)
+        except KeyboardInterrupt:
+            failed.append(name)
+            ended = True
         print(f" {time.monotonic() - begun:.0f} s", file=sys.stderr)
+        if ended:
+            break
     print(table(rows))
-    _conclude(rows, failed, names)
+    _conclude(rows, failed, tried)
     if options.json is not None:
         options.json.write_text(json.dumps(_document(rows, failed), indent=1) + "\n")
+    if ended:
+        return 130
     return 0 if not failed and all(row.met for row in rows) else 1
 
 
@@ -95,13 +105,13 @@ def _arguments() -> argparse.Namespace:
     return options
 
 
-def _conclude(rows: Sequence[Row], failed: Sequence[str], names: Sequence[str]) -> None:
+def _conclude(rows: Sequence[Row], failed: Sequence[str], tried: Sequence[str]) -> None:
     missed = [f"{row.benchmark}: {row.what}" for row in rows if not row.met]
     for text in missed:
         print(f"target missed: {text}")
     for name in failed:
         print(f"could not be measured: {name}")
-    left_out = [name for name in BENCHMARKS if name not in names]
+    left_out = [name for name in BENCHMARKS if name not in tried]
     if left_out:
         print(f"not run: {', '.join(left_out)}")
 
