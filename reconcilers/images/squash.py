@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from reconcilers.images.progress import Progress
-from reconcilers.images.tarwrite import file_bytes, write_tree
+from reconcilers.images.tarwrite import file_bytes, require_ids, write_tree
 from reconcilers.images.tree import Tree
 from reconcilers.process import GivenUp, feed
 from specs.errors import HostError
@@ -33,6 +33,7 @@ def write_squashfs(
     """Make `target`, read-only for everybody, of `tree`; its files' bytes come from the descriptors
     that `source` gives. Raises BadImage, CommandError, HostError, OSError, GivenUp.
     """
+    require_ids(tree)
     root = tree.root
     argv = _AS_ROOT if os.geteuid() != 0 else []
     argv = [*argv, "sqfstar", "-comp", "lz4", "-mkfs-time", "0", "-quiet", "-no-progress"]

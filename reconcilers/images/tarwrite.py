@@ -16,6 +16,8 @@ BLOCK = 512
 BYTES_MAX = 64 << 30
 # Of a path, and of all together: links make it longer than any that an entry had.
 PATH_MAX, PATHS_MAX = 4095, 256 << 20
+# Different owners and groups that a squashfs can hold, of which each is kept once.
+IDS_MAX = 65_536
 _CHUNK = 1 << 20
 _ZEROS = memoryview(bytes(_CHUNK))
 _PLAIN_NAME = 100
@@ -44,6 +46,17 @@ def file_bytes(tree: Tree) -> int:
     """Of all its files together, each counted once whatever names it has."""
     files = {id(node): node.content.size for _, node in tree.walk() if isinstance(node, File)}
     return sum(files.values())
+
+
+def require_ids(tree: Tree) -> None:
+    """Raises BadImage when there are more owners and groups than the image can hold, which the tool
+    would find out at last.
+    """
+    ids = {tree.root.uid, tree.root.gid}
+    for _, node in tree.walk():
+        ids.update((node.uid, node.gid))
+        if len(ids) > IDS_MAX:
+            raise BadImage(f"its files have more than {IDS_MAX} different owners and groups")
 
 
 class _Writer:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import zlib
 from collections.abc import Callable
@@ -91,6 +93,21 @@ def test_a_tar_file_that_is_none_or_breaks_off_is_refused(
     with pytest.raises(BadImage, match=f"rootfs:{tmp_path}/root.tar: "):
         images.build(f"rootfs:{tmp_path}/root.tar")
     assert list((tmp_path / "images").iterdir()) == []
+
+
+def test_more_owners_than_an_image_can_hold_are_refused_at_once(
+    tmp_path: Path, images: Images
+) -> None:
+    """Folders of 1,000, since the tool looks through a folder for each name in it."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for number in range(40_000):
+            info = tarfile.TarInfo(f"{number // 1000}/{number}")
+            info.uid, info.gid = number, 100_000 + number
+            archive.addfile(info)
+    (tmp_path / "root.tar").write_bytes(out.getvalue())
+    with pytest.raises(BadImage, match="more than 65536 different owners"):
+        images.build(f"rootfs:{tmp_path}/root.tar")
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd])
