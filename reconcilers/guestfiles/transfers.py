@@ -29,6 +29,7 @@ def new(folder: Path) -> Iterator[tuple[str, int]]:
         folder.mkdir(mode=0o700)
     at = _opened(folder)
     try:
+        _hand_over(at, folder)
         sweep(folder)
         owner = os.fstat(at)
         while True:
@@ -80,10 +81,12 @@ def existing(folder: Path, name: str) -> Iterator[int]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what nobody uses any more."""
+    """Remove what nobody uses any more. A folder that cannot be read keeps nobody from anything
+    else: whoever needs it is told by `new`.
+    """
     try:
         names = os.listdir(folder)
-    except FileNotFoundError:
+    except OSError:
         return
     for name in filter(ID.fullmatch, names):
         with contextlib.suppress(OSError):  # in use, or gone
@@ -93,6 +96,16 @@ def sweep(folder: Path) -> None:
                 os.unlink(folder / name)
             finally:
                 os.close(descriptor)
+
+
+def _hand_over(at: int, folder: Path) -> None:
+    """To the owner of the home, where root has just made the folder in that of somebody else: their
+    controller could not use it, nor they themselves. Raises OSError.
+    """
+    home = os.stat(folder.parent)
+    is_ours = os.fstat(at).st_uid == os.geteuid() != home.st_uid
+    if is_ours and not os.listdir(at):  # whatever stands there by now, it gives away nothing
+        os.fchown(at, home.st_uid, home.st_gid)
 
 
 def _opened(folder: Path) -> int:

@@ -147,6 +147,30 @@ def test_a_transfer_is_private_found_by_its_id_and_gone_afterwards(tmp_path: Pat
     assert os.listdir(folder) == []
 
 
+def test_what_is_no_folder_of_transfers_holds_no_scan_up(tmp_path: Path) -> None:
+    """A scan goes on to look for VMs that nobody asked for."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "closed").mkdir(mode=0)
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("missing", "file", "closed", "loop"):
+        transfers.sweep(tmp_path / name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it uses the home of somebody else")
+def test_what_root_makes_in_a_users_home_is_that_users(tmp_path: Path) -> None:
+    """Else neither the user nor the controller could make a transfer there ever again."""
+    os.chown(tmp_path, 1234, 1235)
+    folder = tmp_path / "transfers"
+    for _ in range(2):
+        with transfers.new(folder) as (name, _descriptor):
+            for path in (folder, folder / name):
+                facts = path.stat()
+                assert (facts.st_uid, facts.st_gid) == (1234, 1235)
+    os.chown(folder, 0, 0)
+    with transfers.new(folder) as (name, _descriptor):
+        assert folder.stat().st_uid == 1234, "what an older version made is given over, too"
+
+
 def test_a_transfer_that_is_locked_for_one_alone_is_waited_for_by_nobody(tmp_path: Path) -> None:
     """The controller serves others meanwhile."""
     folder = tmp_path / "transfers"
