@@ -55,7 +55,7 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         because = (f"mounts[{first.index}].host", first.host, first.why)
         return Desired(None, keep_identity=True, because=because)
     kept = kept_image(entry, box)
-    digest = kept or recipes.digest_for(host.images, box)
+    digest = kept or recipes.digest_for(host.images, box, network=host.steps_have_network())
     if entry.live is not None and digest == entry.live.record.image_digest:
         entry.asked_image = ""  # it has what was asked for, or what others have found since
     key = launch_key(box, entry.choice, digest) if digest else ""

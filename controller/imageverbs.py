@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from controller import mountrules
@@ -152,7 +153,10 @@ class ImageVerbs:
             choice = await choose(spec, self._host, self._inventory)
             if choice.refused:
                 raise HostError(choice.message)
-        return await asyncio.to_thread(recipes.digest_for, self._host.images, spec)
+        network = self._host.steps_have_network()
+        return await asyncio.to_thread(
+            partial(recipes.digest_for, self._host.images, spec, network=network)
+        )
 
     def _wanted(self, name: str, spec: Boxfile) -> bool:
         entry = self._inventory.entries.get(name)

@@ -11,6 +11,7 @@ from reconcilers.accel import Choice
 from reconcilers.host import launch_key
 from reconcilers.launched import image_of
 from reconcilers.launchrecord import LaunchRecord
+from specs import recipe
 from specs.boxfile import Boxfile
 from specs.conditions import Reason
 from specs.imagename import moves
@@ -26,7 +27,7 @@ def kept_image(entry: Entry, box: Boxfile | None) -> str:
     if entry.live is None or box is None or entry.looked_up:
         return ""
     record = entry.live.record
-    if not asks_the_same(record, box) or not moves(box.base):
+    if not asks_the_same(record, box) or not (moves(box.base) or recipe.steps(box)):
         return ""
     digest = record.image_digest
     if entry.asked_image not in ("", digest):

@@ -18,7 +18,7 @@ import prctl
 
 from controller import backoff
 from controller.api import ApiServer
-from controller.desired import no_emulation
+from controller.desired import build_network, no_emulation
 from controller.diskuse import DiskUse
 from controller.inventory import Inventory
 from controller.judge import not_as_declared
@@ -58,6 +58,7 @@ class Controller:
         self.store = Store(layout)
         self.inventory = Inventory(layout, self.store)
         host.no_emulation = partial(no_emulation, self.inventory)
+        host.build_network = partial(build_network, self.inventory)
         self.queue = WorkQueue()
         self.upkeep = Upkeep(host, self.store, self.inventory, self.queue.add)
         self.use = DiskUse(host, self.inventory, self.queue.alone, self.queue.add)

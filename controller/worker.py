@@ -178,7 +178,7 @@ class Worker:
         leaving: tuple[bool, bool],
     ) -> None:
         for step in todo:
-            if entry.leaving != leaving:
+            if entry.leaving != leaving or actor.other_image:
                 return  # its Boxfile came back, or went, while a guest was shut down: plan anew
             try:
                 if not await self._unless_changed(entry, actor, step):

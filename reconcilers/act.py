@@ -78,6 +78,8 @@ class Actor:
         self._wake = wake
         self.live = live
         self.notes: list[str] = []
+        # What was built is not what was planned with: its steps had no network, say.
+        self.other_image = False
 
     async def act(self, step: Step) -> None:
         """Perform `step`. Raises BoxError or OSError; the caller undoes what the pass created."""
@@ -135,8 +137,10 @@ class Actor:
                 raise HostError(f"no act for {type(step).__name__}")
 
     async def _build_image(self, step: steps.BuildImage) -> None:
-        (box, _), rules = self._wanted(), self._mount_rules
-        await engine.for_start(self._host, box, rules, network=step.network, again=step.again)
+        (box, _), rules, host = self._wanted(), self._mount_rules, self._host
+        wanted = recipes.digest_for(host.images, box, network=host.steps_have_network())
+        made = await engine.for_start(host, box, rules, network=step.network, again=step.again)
+        self.other_image = made.digest != wanted
 
     # -- identity and cgroup
 
@@ -215,7 +219,8 @@ class Actor:
         uid = self._uid(box)
         confinement = self._policy(box, choice, uid)
         images = self._host.images
-        image = images.at(kept) if kept else recipes.observe(images, box)
+        network = self._host.steps_have_network()
+        image = images.at(kept) if kept else recipes.observe(images, box, network=network)
         if not isinstance(image, Image):
             raise HostError("its root image is not built")
         group = self._host.cgroup(self._names)

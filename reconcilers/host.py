@@ -35,7 +35,7 @@ from specs.names import HostNames
 class Host:
     """Shared parts. `kvm` is set by whoever wires them, because the probe itself boots a VM, and so
     is `no_emulation`: why policy.toml forbids to emulate a machine of this Boxfile now, empty where
-    it does not.
+    it does not; and `build_network`: whether it allows the steps of builds one.
     """
 
     layout: Layout
@@ -47,6 +47,7 @@ class Host:
     backends: Mapping[str, Backend]
     kvm: KvmProbe | None = None
     no_emulation: Callable[[Boxfile], str] = lambda box: ""
+    build_network: Callable[[], bool] = lambda: True
     queue: Queue = field(default_factory=Queue)
     networks: Networks | UserNetworks = field(default_factory=lambda: Networks(Config()))
     _policies: dict[tuple[object, ...], Confinement] = field(default_factory=dict)
@@ -54,6 +55,10 @@ class Host:
     # sandbox would dominate an idle controller, so our own claims are remembered and read again on
     # each full scan.
     _claims: dict[str, int] = field(default_factory=dict)
+
+    def steps_have_network(self) -> bool:
+        """Whether the steps of a build would have one now, as far as that is known."""
+        return self.build_network() and not self.queue.lacks_network
 
     def names(self, sandbox: str) -> HostNames:
         return HostNames(self.layout.instance, sandbox)

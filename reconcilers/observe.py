@@ -118,7 +118,7 @@ def _image(host: Host, box: Boxfile, kept: str) -> Image | Unknown | None:
     try:
         if kept and (found := host.images.at(kept)) is not None:
             return found
-        return recipes.observe(host.images, box)
+        return recipes.observe(host.images, box, network=host.steps_have_network())
     except (OSError, BoxError) as error:
         return Unknown(str(error))
 

@@ -68,15 +68,18 @@ class Cache:
         self._folder = folder
         self._disk_mib = disk_mib
 
-    def done(self, stages: Sequence[Stage]) -> int:
-        """How many of `stages`, from the first on, need not be run again."""
+    def done(self, stages: Sequence[Stage], *, network: bool = True) -> tuple[int, str]:
+        """How many of `stages`, from the first on, need not be run again, and the key of what the
+        last of them left. With a `network`, what ran without one does not count.
+        """
         for count in range(len(stages), 0, -1):
-            folder = self._at(stages[count - 1].key)
-            with contextlib.suppress(BoxError, OSError):
-                if disks.observe(folder) is not None:
-                    os.utime(folder)  # when it was last used: `trim` goes by it
-                    return count
-        return 0
+            last = stages[count - 1]
+            for key in (last.key,) if network else (last.key, last.alone):
+                with contextlib.suppress(BoxError, OSError):
+                    if disks.observe(folder := self._at(key)) is not None:
+                        os.utime(folder)  # when it was last used: `trim` goes by it
+                        return count, key
+        return 0, ""
 
     def fresh(self) -> Path:
         """Where the next disk that is worked on may lie."""

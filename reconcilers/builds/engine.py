@@ -21,7 +21,7 @@ from pathlib import Path
 from agent.process import GuestError
 from reconcilers.builds import handout
 from reconcilers.builds.cache import Cache
-from reconcilers.builds.queue import StepFailed
+from reconcilers.builds.queue import NoNetwork, StepFailed
 from reconcilers.builds.recipes import Recipe, Stage, digest_for, recipe_of
 from reconcilers.builds.stepvm import Steps, watched
 from reconcilers.facts import MIB, Disk, Image
@@ -72,7 +72,9 @@ async def for_start(
     and what it printed stays. With `again` (`pull: always`) what cannot be looked up is not
     started, as container engines do it; the reason says so.
     """
-    known = host.queue.failure(_tried(box, digest_for(host.images, box), network))
+    has = network and not host.queue.lacks_network
+    digest = digest_for(host.images, box, network=has)
+    known = host.queue.failure(_tried(box, digest, has))
     if known is not None and not again:
         raise StepFailed(known.message, fix=known.fix)
     progress = host.images.board.begin(box.name)
@@ -101,21 +103,46 @@ async def _made(
     recipe = recipe_of(box, base.digest)
     if recipe is None:
         return base
-    tried = _tried(box, recipe.digest, network)
     # Its base may mean another image by now, and then nobody else uses this one.
-    with host.images.taken(base.digest), host.images.taken(recipe.digest):
+    with ExitStack() as taken:
+        for digest in (base.digest, recipe.digest, recipe.alone):
+            taken.enter_context(host.images.taken(digest))
         async with host.queue.alone(recipe.digest, progress):
-            found = host.images.at(recipe.digest)
-            if found is not None:
-                return found
-            if patient and (known := host.queue.failure(tried)) is not None:
-                raise StepFailed(known.message, fix=known.fix)
-            async with host.queue.place(progress):
-                try:
-                    return await _Build(host, box, base, recipe, network, progress).run()
-                except StepFailed as error:
-                    host.queue.failed(tried, error)
-                    raise
+            lacking = host.queue.lacks_network if patient else ""
+            lacking = lacking if network else "policy.toml says build_network = false"
+            try:
+                return await _with_steps(host, box, base, recipe, lacking, progress, patient)
+            except NoNetwork as error:
+                lacking = error.message
+                host.queue.network(lacking)
+            return await _with_steps(host, box, base, recipe, lacking, progress, patient)
+
+
+async def _with_steps(
+    host: Host,
+    box: Boxfile,
+    base: Image,
+    recipe: Recipe,
+    lacking: str,
+    progress: Progress,
+    patient: bool,
+) -> Image:
+    """The image of a recipe. `lacking`: why its steps have no network; empty where they have one,
+    and then NoNetwork is raised when the host cannot give it.
+    """
+    names = (recipe.digest, recipe.alone) if lacking else (recipe.digest,)
+    found = next(filter(None, map(host.images.at, names)), None)
+    if found is not None:
+        return found
+    tried = _tried(box, names[-1], not lacking)
+    if patient and (known := host.queue.failure(tried)) is not None:
+        raise StepFailed(known.message, fix=known.fix)
+    async with host.queue.place(progress):
+        try:
+            return await _Build(host, box, base, recipe, lacking, progress).run()
+        except StepFailed as error:
+            host.queue.failed(tried, error)
+            raise
 
 
 def _tried(box: Boxfile, digest: str, network: bool) -> str:
@@ -154,15 +181,17 @@ class _Build:
         box: Boxfile,
         base: Image,
         recipe: Recipe,
-        network: bool,
+        lacking: str,
         progress: Progress,
     ) -> None:
         self._host, self._base, self._recipe = host, base, recipe
+        self._lacking = lacking
         self._machines = Throwaways(host, BUILDS)
         self._cache = _cache(host)
         self._progress = progress
         variables = dict(each.split("=", 1) for each in about.environment_of(base))
-        self._steps = Steps(variables | box.env, host.config.build_step_seconds, progress)
+        seconds = host.config.build_step_seconds
+        self._steps = Steps(variables | box.env, seconds, progress, lacking)
         self._readonly = box.readonly
         self._box = Boxfile(
             name=self._machines.named(recipe.digest),
@@ -171,39 +200,43 @@ class _Build:
             isolation=box.isolation,
             cpus=box.cpus,
             ram_mib=box.ram_mib,
-            network=Network.bridge if network else Network.none,
+            network=Network.none if lacking else Network.bridge,
             data=Data(size_mib=host.config.build_disk_mib),
         )
 
     async def run(self) -> Image:
         stages = self._recipe.stages
-        done = await asyncio.to_thread(self._cache.done, stages)
+        done, key = await asyncio.to_thread(
+            partial(self._cache.done, stages, network=not self._lacking)
+        )
         with ExitStack() as kept:
             folder = self._host.layout.builds
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             archive = kept.enter_context(tempfile.TemporaryFile(dir=folder)).fileno()
             os.ftruncate(archive, ARCHIVE_MAX)
-            for index in range(min(done, len(stages) - 1), len(stages)):
-                key = stages[index - 1].key if index else ""
-                last = index == len(stages) - 1
-                if index < done:  # all of them are
-                    await self._stage(stages[index].key, None, archive)
-                else:
-                    await self._stage(key, stages[index], archive if last else -1)
-            image = await self._image(archive)
+            if done == len(stages):
+                await self._stage(key, None, archive)
+            for stage in stages[done:]:
+                key = await self._stage(key, stage, archive if stage is stages[-1] else -1)
+            recipe, had = self._recipe, key == stages[-1].key
+            image = await self._image(archive, recipe.digest if had else recipe.alone)
         most = self._host.config.build_cache_mib * MIB
         await asyncio.to_thread(self._cache.trim, most)
         return image
 
-    async def _stage(self, key: str, stage: Stage | None, archive: int) -> None:
-        """Run a stage on what `key` left, and keep it; with an archive, hand the root out."""
+    async def _stage(self, key: str, stage: Stage | None, archive: int) -> str:
+        """Run a stage on what `key` left, and keep it; with an archive, hand the root out. Returns
+        the key of what is there then.
+        """
         async with self._disk(key) as (folder, disk):
             given = (archive, True) if archive >= 0 else None
             work = Work(self._box, self._base, disk, given, building=True)
             self._progress.stage(self._title(stage, 0))
             async with self._machines.running(work) as machine:
-                if machine.no_network:
-                    self._progress.line(f"no network: {machine.no_network}".encode())
+                if stage is not None and machine.no_network:
+                    raise NoNetwork(machine.no_network)
+                if stage is not None and self._lacking:
+                    self._progress.line(f"no network: {self._lacking}".encode())
                 for index, step in enumerate(stage.steps if stage is not None else ()):
                     self._progress.stage(self._title(stage, index))
                     await self._steps.run(machine, step)
@@ -224,9 +257,13 @@ class _Build:
                     "it more RAM (ram_mib)",
                 )
             if stage is not None:
-                await to_end(partial(self._cache.keep, folder, stage.key))
+                if not self._lacking:
+                    self._host.queue.network("")
+                key = stage.alone if self._lacking else stage.key
+                await to_end(partial(self._cache.keep, folder, key))
             if failure is not None:
                 raise failure
+            return key
 
     @contextlib.asynccontextmanager
     async def _disk(self, key: str) -> AsyncIterator[tuple[Path, Disk]]:
@@ -244,14 +281,14 @@ class _Build:
         number = 1 + index + sum(len(each.steps) for each in stages[: stages.index(stage)])
         return f"step {number} of {self._recipe.count}: {stage.steps[index].title}"
 
-    async def _image(self, archive: int) -> Image:
+    async def _image(self, archive: int, digest: str) -> Image:
         images, stop = self._host.images, threading.Event()
         with images.scratch() as scratch:
             ready = scratch / "ready"
             await to_end(partial(self._write, archive, ready, stop), stop)
             self._progress.stage("booting the new image")
-            await self._prove(ready / "root.squashfs")
-            return await to_end(partial(images.place, ready, self._recipe.digest))
+            await self._prove(ready / "root.squashfs", digest)
+            return await to_end(partial(images.place, ready, digest))
 
     def _write(self, archive: int, ready: Path, stop: threading.Event) -> None:
         self._progress.stage("reading the root")
@@ -260,10 +297,10 @@ class _Build:
         text = about.on_top(self._base, self._recipe.count, found.devices)
         (ready / about.NAME).write_text(text)
 
-    async def _prove(self, path: Path) -> None:
+    async def _prove(self, path: Path, digest: str) -> None:
         """Boot it as a sandbox would: its channel is open only with the kernel that was started."""
         sha256, blake3 = await asyncio.to_thread(hashes, path)
-        image = Image(self._recipe.digest, sha256, path, blake3)
+        image = Image(digest, sha256, path, blake3)
         box = self._box.model_copy(update={"network": Network.none, "readonly": self._readonly})
         try:
             async with (

@@ -21,6 +21,10 @@ class StepFailed(BoxError):
     """A step of the Boxfile ended badly."""
 
 
+class NoNetwork(BoxError):
+    """The host cannot give the steps of a build the network that they may have."""
+
+
 class Queue:
     """One for all builds of a controller."""
 
@@ -28,6 +32,17 @@ class Queue:
         self._places = asyncio.Semaphore(AT_ONCE)
         self._building: dict[str, Progress] = {}
         self._failed: dict[str, tuple[float, StepFailed]] = {}
+        self._lacking: tuple[float, str] = (0.0, "")
+
+    def network(self, lacking: str) -> None:
+        """Why this host could not give a build a network just now; empty where it could."""
+        self._lacking = (time.monotonic() + AGAIN_SECONDS, lacking)
+
+    @property
+    def lacks_network(self) -> str:
+        """Why it could not, as long as it is not tried again by itself; empty where it may."""
+        until, why = self._lacking
+        return why if time.monotonic() < until else ""
 
     def failed(self, build: str, error: StepFailed) -> None:
         """This build, of an image by a machine, failed just now."""

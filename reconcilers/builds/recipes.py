@@ -1,7 +1,8 @@
 """Which image a Boxfile means: that of its base, or one that is built on it by steps.
 
 What is built is named for all that went in: the image of the base, each step, the environment.
-Nothing here runs or reads a step's result.
+What ran without a network is named for that: a step may end well without one and have done another
+thing. Nothing here runs or reads a step's result.
 """
 
 from __future__ import annotations
@@ -31,13 +32,24 @@ class Stage:
     key: str
     steps: tuple[Step, ...]
 
+    @property
+    def alone(self) -> str:
+        """The key of the same where it, or one before it, ran without a network."""
+        return _without_network(self.key)
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done to the image of the base, and the digest of what comes of it."""
+    """What is done to the image of the base, and the digest of what comes of it: `alone` where a
+    step ran without a network.
+    """
 
     digest: str
     stages: tuple[Stage, ...]
+
+    @property
+    def alone(self) -> str:
+        return _without_network(self.digest)
 
     @property
     def count(self) -> int:
@@ -65,18 +77,32 @@ def _recipe(base: str, steps: tuple[Step, ...], env: tuple[tuple[str, str], ...]
     return Recipe(digest, tuple(stages))
 
 
-def digest_for(images: Images, box: Boxfile) -> str:
+def _without_network(name: str) -> str:
+    return hashlib.sha256(f"{_VERSION} without a network {name}".encode()).hexdigest()
+
+
+def digest_for(images: Images, box: Boxfile, *, network: bool) -> str:
     """The digest of the image that `box` starts from; empty while nobody knows what its base stands
-    for. Raises HostError, OSError.
+    for. `network`: steps would have one now. Without it, an image whose steps had one is as good.
+    Raises HostError, OSError.
     """
     base = images.digest_for(box.base)
     found = recipe_of(box, base) if base else None
-    return found.digest if found is not None else base
+    if found is None:
+        return base
+    return found.digest if network or images.at(found.digest) is not None else found.alone
 
 
-def observe(images: Images, box: Boxfile) -> Image | None:
+def digests_of(images: Images, box: Boxfile) -> tuple[str, ...]:
+    """Of every image that `box` may start from, that of its base included. Raises as above."""
+    base = images.digest_for(box.base)
+    found = recipe_of(box, base) if base else None
+    return (base,) if found is None else (base, found.digest, found.alone)
+
+
+def observe(images: Images, box: Boxfile, *, network: bool) -> Image | None:
     """That image if it is here whole; None when it must be made. Raises HostError, OSError."""
-    digest = digest_for(images, box)
+    digest = digest_for(images, box, network=network)
     return images.at(digest) if digest else None
 
 

@@ -32,9 +32,14 @@ LOOK_SECONDS = 2.0
 
 
 class Steps:
-    """Runs steps with one environment. `seconds` is how long each may take."""
+    """Runs steps with one environment. `seconds` is how long each may take, `no_network` why they
+    have none.
+    """
 
-    def __init__(self, env: Mapping[str, str], seconds: float, progress: Progress) -> None:
+    def __init__(
+        self, env: Mapping[str, str], seconds: float, progress: Progress, no_network: str = ""
+    ) -> None:
+        self._no_network = no_network
         self._env = {key.encode(): value.encode() for key, value in env.items()}
         self._seconds = seconds
         self._progress = progress
@@ -48,7 +53,7 @@ class Steps:
         if how.kind == "exit" and how.value == 0:
             return
         said = " | ".join(visible(_text(each), LAST_LINE_MAX) for each in last if each.strip())
-        lacking = f" (it had no network: {machine.no_network})" if machine.no_network else ""
+        lacking = f" (it had no network: {self._no_network})" if self._no_network else ""
         raise StepFailed(
             f"{visible(step.title, TITLE_MAX)}: {_words(how, self._seconds)}"
             + (f": {said}" if said else "")

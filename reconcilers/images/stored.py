@@ -70,9 +70,9 @@ def _steps(images: Images, layout: Layout, specs: Mapping[str, Boxfile | None]) 
         base = images.digest_for(spec.base) if spec is not None else ""
         recipe = recipes.recipe_of(spec, base) if spec is not None and base else None
         for stage in recipe.stages if recipe is not None else ():
-            key = cache.folder_of(stage.key)
-            users.setdefault(key, set()).add(name)
-            titles[key] = stage.steps[-1].title
+            for key in map(cache.folder_of, (stage.key, stage.alone)):
+                users.setdefault(key, set()).add(name)
+                titles[key] = stage.steps[-1].title
     for key, size in cache.kept(layout.builds):
         names = (titles[key],) if key in titles else ()
         yield Stored(key, names, size, tuple(sorted(users.get(key, ()))), "step")
@@ -88,7 +88,7 @@ def _users(
     by_hash = {image.sha256: digest for digest, image in here.items() if image is not None}
     for name, spec in specs.items():
         if spec is not None:
-            for digest in (images.digest_for(spec.base), recipes.digest_for(images, spec)):
+            for digest in recipes.digests_of(images, spec):
                 users.setdefault(digest, set()).add(name)
         record = launchrecord.read(layout.launch_record(name))
         if record is not None and (started := by_hash.get(record.image_sha256)):

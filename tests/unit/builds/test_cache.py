@@ -39,17 +39,27 @@ def names(tmp_path: Path) -> list[str]:
 
 
 def test_a_build_goes_on_after_the_last_step_that_is_there(cache: Cache, tmp_path: Path) -> None:
-    assert cache.done(STAGES) == 0
+    assert cache.done(STAGES)[0] == 0
     kept(cache, "", KEYS[0])
-    assert cache.done(STAGES) == 1
+    assert cache.done(STAGES)[0] == 1
     kept(cache, KEYS[0], KEYS[1])
-    assert cache.done(STAGES) == 2 and cache.done(STAGES[:1]) == 1
+    assert cache.done(STAGES)[0] == 2 and cache.done(STAGES[:1])[0] == 1
     disk = cache.begin(KEYS[1], working := cache.fresh())
     assert disk.formats == ("raw", "qcow2", "qcow2", "qcow2")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (*disk.beneath, disk.path)]
     assert modes == [0o400, 0o400, 0o400, 0o600]
     cache.drop(working)
-    assert not working.exists() and cache.done(STAGES) == 2
+    assert not working.exists() and cache.done(STAGES)[0] == 2
+
+
+def test_what_ran_without_a_network_serves_nobody_who_has_one(cache: Cache) -> None:
+    kept(cache, "", STAGES[0].key)
+    kept(cache, STAGES[0].key, STAGES[1].alone)
+    assert cache.done(STAGES) == (1, KEYS[0])
+    assert cache.done(STAGES, network=False) == (2, STAGES[1].alone)
+    # What had one is as good without: nothing is reached any more.
+    kept(cache, STAGES[0].key, STAGES[1].key)
+    assert cache.done(STAGES, network=False) == cache.done(STAGES) == (2, KEYS[1])
 
 
 def test_a_disk_that_somebody_took_away_is_named_with_the_fix(cache: Cache) -> None:
@@ -69,9 +79,9 @@ def test_each_disk_is_whole_without_those_it_was_made_from(cache: Cache, tmp_pat
     for name in names(tmp_path):
         if not name.startswith(KEYS[1][:40]):
             shutil.rmtree(tmp_path / "builds" / name)
-    assert cache.done(STAGES) == 2
+    assert cache.done(STAGES)[0] == 2
     kept(cache, KEYS[1], KEYS[2])
-    assert cache.done(STAGES) == 3
+    assert cache.done(STAGES)[0] == 3
 
 
 def test_what_was_made_first_stays_and_one_with_a_hole_is_none(
@@ -83,7 +93,7 @@ def test_what_was_made_first_stays_and_one_with_a_hole_is_none(
     assert disk is not None and disk.path.read_bytes().endswith(b"first")
     assert names(tmp_path) == [KEYS[0][:40], "empty-64"]
     disk.path.unlink()
-    assert cache.done(STAGES) == 0
+    assert cache.done(STAGES)[0] == 0
 
 
 def test_a_killed_build_leaves_what_the_next_start_removes(cache: Cache, tmp_path: Path) -> None:
@@ -105,7 +115,7 @@ def test_those_used_least_recently_go_first_and_recent_ones_stay(
         path = tmp_path / "builds" / key[:40]
         moment = path.stat().st_mtime - RECENT_SECONDS - 100 * (3 - age)
         os.utime(path, (moment, moment))
-    assert cache.done(STAGES[:1]) == 1  # which uses it
+    assert cache.done(STAGES[:1])[0] == 1  # which uses it
     cache.trim(9 << 20)
     assert len(names(tmp_path)) == 4
     cache.trim(2 << 20)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconcilers.builds.recipes import STAGES_MAX, makes_the_same, recipe_of
+from reconcilers.builds.recipes import (
+    STAGES_MAX,
+    digest_for,
+    digests_of,
+    makes_the_same,
+    observe,
+    recipe_of,
+)
+from reconcilers.images.store import Images
 from specs.boxfile import Boxfile
 
 BASE = "0" * 64
@@ -51,3 +61,26 @@ def test_all_that_goes_in_changes_the_digest_and_nothing_else_does() -> None:
     assert recipe_of(box("true", ram_mib=1024, network="bridge"), BASE) == first
     assert makes_the_same(box("true"), box("true", ram_mib=1024))
     assert makes_the_same(box(env={"A": "b"}), box()), "no step sees it"
+
+
+def test_an_image_whose_steps_had_no_network_is_another_one(tmp_path: Path) -> None:
+    """Without one, that of steps which had one is as good."""
+    images = Images(tmp_path / "images")
+    asked = box("curl -sf https://example.org/ || true")
+    found = recipe_of(asked, images.digest_for(asked.base))
+    assert found is not None and found.alone != found.digest
+    assert digest_for(images, asked, network=True) == found.digest
+    assert digest_for(images, asked, network=False) == found.alone
+    assert {found.digest, found.alone} < {*digests_of(images, asked)}
+    for digest, network in ((found.alone, False), (found.digest, True)):
+        (images.folder / digest).mkdir(parents=True)
+        for name in ("sha256", "root.squashfs"):
+            (images.folder / digest / name).write_text("x")
+        image = observe(images, asked, network=network)
+        assert image is not None and image.digest == digest
+        if not network:
+            assert observe(images, asked, network=True) is None
+    assert digest_for(images, asked, network=False) == found.digest
+    plain = box()
+    assert digest_for(images, plain, network=False) == images.digest_for(plain.base)
+    assert digests_of(images, plain) == (images.digest_for(plain.base),)

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from reconcilers.builds import engine
-from reconcilers.builds.queue import Queue, StepFailed
+from reconcilers.builds import engine, queue
+from reconcilers.builds.queue import NoNetwork, Queue, StepFailed
+from reconcilers.builds.recipes import Recipe, recipe_of
 from reconcilers.facts import Image
 from reconcilers.host import Host
 from reconcilers.images import building
@@ -89,3 +90,36 @@ async def test_another_machine_is_another_try(
         with pytest.raises(StepFailed):
             await engine.for_start(host, box, no_rules, network=allowed, again=False)
     assert runs == [BOX, other]
+
+
+async def test_a_build_that_the_host_gives_no_network_is_one_without(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not tried with one by itself for a while, so that it does not boot in vain each time."""
+    tried = list[str]()
+
+    class Lacking:
+        def __init__(self, host: Host, box: Boxfile, base: object, recipe: Recipe, *rest: object):
+            self.recipe, self.lacking = recipe, str(rest[0])
+
+        async def run(self) -> Image:
+            tried.append(self.lacking)
+            if not self.lacking:
+                raise NoNetwork("nft is missing")
+            return Image(self.recipe.alone, "s", Path("root.squashfs"))
+
+    monkeypatch.setattr(engine, "_Build", Lacking)
+    made = await engine.for_start(host, BOX, no_rules, network=True, again=False)
+    recipe = recipe_of(BOX, BASE.digest)
+    assert recipe is not None and made.digest == recipe.alone != recipe.digest
+    assert tried == ["", "nft is missing"] and host.queue.lacks_network == "nft is missing"
+    assert await engine.for_start(host, BOX, no_rules, network=True, again=False) == made
+    assert tried[2:] == ["nft is missing"]
+    # Whoever asks for it has it tried again.
+    await engine.build(host, BOX, no_rules, Progress(), network=True)
+    assert tried[3:] == ["", "nft is missing"]
+    await engine.build(host, BOX, no_rules, Progress(), network=False)
+    assert tried[5:] == ["policy.toml says build_network = false"]
+    monkeypatch.setattr(queue, "AGAIN_SECONDS", 0.0)
+    host.queue.network("nft is missing")
+    assert host.queue.lacks_network == ""

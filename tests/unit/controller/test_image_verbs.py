@@ -232,13 +232,13 @@ async def test_what_steps_left_goes_with_the_last_boxfile_that_has_them(made: Ma
     assert all(each.bytes > 0 for each in found)
     [gone] = await made.verbs.prune(dry_run=False)
     assert gone.digest == "f" * 40
-    assert steps.done(recipe.stages) == 2
+    assert steps.done(recipe.stages)[0] == 2
     # Another recipe, say a line that was changed: the step that both begin with stays.
     spec = spec.model_copy(update={"run": ("one", "three")})
     entry.record = replace(entry.record, spec=spec, spec_digest=spec.digest())
     [gone] = await made.verbs.prune(dry_run=False)
     assert (gone.digest, gone.names) == (keys[1][:40], ())
-    assert steps.done(recipe.stages) == 1
+    assert steps.done(recipe.stages)[0] == 1
     assert not list(made.layout.builds.glob(".*"))
 
 

@@ -105,6 +105,9 @@ def test_a_pull_that_found_the_same_changes_nothing() -> None:
 def test_what_does_not_move_needs_none(base: str) -> None:
     fixed = Boxfile(name="web", base=base)
     assert kept_image(running(fixed), fixed) == ""
+    # Its steps may be run again on the same base, with a network now.
+    built = fixed.model_copy(update={"run": ("true",)})
+    assert kept_image(running(built), built) == OLD
 
 
 def test_the_vm_of_a_run_keeps_its_own_whatever_its_key() -> None:
