@@ -76,6 +76,7 @@ class ImageVerbs:
             return unused
         doomed = list[Path]()
         for digest, kind in ((each.digest, each.kind) for each in unused):
+            await asyncio.sleep(0)  # there may be many, and everybody else is served in between
             # Looked at again together with the discarding, so that no sandbox can come in between:
             # what uses an image is decided on this very thread.
             for _ in range(PLACING_TRIES):

@@ -242,6 +242,33 @@ async def test_what_steps_left_goes_with_the_last_boxfile_that_has_them(made: Ma
     assert not list(made.layout.builds.glob(".*"))
 
 
+@needs_mke2fs
+async def test_others_are_served_while_much_is_pruned(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step that goes is a look at all that are there."""
+    steps, turns = cache.Cache(made.layout.builds, 64), [0]
+    for key in ("a" * 64, "b" * 64, "c" * 64):
+        steps.begin("", working := steps.fresh())
+        steps.keep(working, key)
+    seen, discard = list[int](), cache.discard
+
+    def counted(folder: Path, name: str) -> Path | None:
+        seen.append(turns[0])
+        return discard(folder, name)
+
+    async def other() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(cache, "discard", counted)
+    going = asyncio.create_task(other())
+    assert len(await made.verbs.prune(dry_run=False)) == 3
+    going.cancel()
+    assert len(set(seen)) == 3, seen
+
+
 async def test_what_a_vm_was_started_from_stays_though_its_boxfile_means_another(
     made: Made,
 ) -> None:
