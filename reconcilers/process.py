@@ -45,7 +45,8 @@ def run(
 ) -> str:
     """Run a program to its end with no inherited descriptor; return what it printed (stdout and
     stderr). `data` is its standard input, which is empty otherwise; `env` is added to the few
-    variables it has. `watch` is called with its PID now and then, while it runs.
+    variables it has. `watch` is called with its PID now and then, while it runs,
+    and what it raises ends it.
 
     Raises CommandError when it fails or takes longer than `timeout` seconds, HostError when it is
     not installed, GivenUp when `stop` is set meanwhile.
@@ -147,7 +148,7 @@ def _ended(
             given_up = stop is not None and stop.is_set()
             if not given_up and time.monotonic() < limit:
                 if watch is not None:
-                    watch(child.pid)  # not waited for yet, so its PID is nobody else's
+                    _watched(child, watch)
                 continue
         _kill(child)
         printed, said = child.communicate()
@@ -157,6 +158,15 @@ def _ended(
     if child.returncode != 0:
         _fail(argv, child.returncode, printed + (said or b""), None)
     return printed, said
+
+
+def _watched(child: subprocess.Popen[bytes], watch: Callable[[int], None]) -> None:
+    try:
+        watch(child.pid)  # not waited for yet, so its PID is nobody else's
+    except BaseException:
+        _kill(child)
+        child.communicate()
+        raise
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

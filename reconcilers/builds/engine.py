@@ -137,12 +137,11 @@ async def _with_steps(
     tried = _tried(box, names[-1], not lacking)
     if patient and (known := host.queue.failure(tried)) is not None:
         raise StepFailed(known.message, fix=known.fix)
-    async with host.queue.place(progress):
-        try:
-            return await _Build(host, box, base, recipe, lacking, progress).run()
-        except StepFailed as error:
-            host.queue.failed(tried, error)
-            raise
+    try:
+        return await _Build(host, box, base, recipe, lacking, progress).run()
+    except StepFailed as error:
+        host.queue.failed(tried, error)
+        raise
 
 
 def _tried(box: Boxfile, digest: str, network: bool) -> str:
@@ -214,12 +213,14 @@ class _Build:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             archive = kept.enter_context(tempfile.TemporaryFile(dir=folder)).fileno()
             os.ftruncate(archive, ARCHIVE_MAX)
-            if done == len(stages):
-                await self._stage(key, None, archive)
-            for stage in stages[done:]:
-                key = await self._stage(key, stage, archive if stage is stages[-1] else -1)
-            recipe, had = self._recipe, key == stages[-1].key
-            image = await self._image(archive, recipe.digest if had else recipe.alone)
+            *before, last = stages[done:] or (None,)
+            for stage in before:  # between two of them others have their turn
+                async with self._host.queue.place(self._progress):
+                    key = await self._stage(key, stage, -1)
+            async with self._host.queue.place(self._progress):
+                key = await self._stage(key, last, archive)
+                recipe, had = self._recipe, key == stages[-1].key
+                image = await self._image(archive, recipe.digest if had else recipe.alone)
         most = self._host.config.build_cache_mib * MIB
         await asyncio.to_thread(self._cache.trim, most)
         return image

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from reconcilers.images.progress import Progress
 from specs.errors import BoxError
 
-# Each is a VM with the RAM of its sandbox, besides those that run.
+# Machines; each is a VM with the RAM of its sandbox, besides those that run.
 AT_ONCE = 2
 LOOK_SECONDS = 1.0
 # A step that failed is not run again by itself before; passes come more often than that.
@@ -70,7 +70,7 @@ class Queue:
 
     @contextlib.asynccontextmanager
     async def place(self, progress: Progress) -> AsyncIterator[None]:
-        """One of the few places."""
+        """One of the few places, for one machine at a time; who came first has it first."""
         if self._places.locked():
             progress.stage("waiting for other builds")
         async with self._places:

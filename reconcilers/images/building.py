@@ -12,6 +12,7 @@ from reconcilers.images.store import Images
 from reconcilers.inthread import to_end
 from reconcilers.mounts import Rules
 from specs.errors import BoxError
+from specs.imagename import Registry, moves, parse_image
 
 
 async def told(progress: Progress, work: Awaitable[Image]) -> Image:
@@ -38,9 +39,12 @@ async def of_base(
     waits for it to be cleared away. `again`: what the base stands for is looked up anew. Raises
     BoxError, OSError.
     """
-    stop = threading.Event()
+    stop, name = threading.Event(), parse_image(base)
+    if not (again and moves(base)) and (found := images.observe(base)) is not None:
+        return found  # whatever others wait for
 
     def work() -> Image:
         return images.build(base, stop, rules(), progress=progress, again=again)
 
-    return await to_end(work, stop, images.pool)
+    async with images.turns.place(name.host if isinstance(name, Registry) else "", progress):
+        return await to_end(work, stop, images.pool)

@@ -20,6 +20,7 @@ from pathlib import Path
 from reconcilers.images import manifest
 from reconcilers.images.manifest import Settings
 from reconcilers.images.progress import Progress
+from reconcilers.images.pullwatch import PullWatch
 from reconcilers.images.tree import BadImage
 from reconcilers.process import output, run
 from specs.errors import BoxError, CommandError, HostError
@@ -79,6 +80,7 @@ def resolve(name: Registry, stop: threading.Event) -> Meant:
         further = manifest.for_this_machine(document)
         if further is None:
             manifest.require_harmless(document)
+            manifest.require_bounded(document)
             return Meant(digest, manifest.transferred(document))
         chosen = further
     raise BadImage(f"{name}: its index names an index, which names another")
@@ -127,8 +129,15 @@ def _copied(
     copying = ("copy", "--quiet", "--dest-decompress", source, f"dir:{folder}")
     argv = _skopeo(*copying, alone=not host)
     env = environment() | {"TMPDIR": str(folder.parent)}
+    guard = PullWatch(folder, stalls=bool(host))
+
+    def look(pid: int) -> None:
+        guard.look(pid)
+        if watch is not None:
+            watch(pid)
+
     try:
-        run(argv, timeout=PULL_SECONDS, cwd=cwd, env=env, stop=stop, watch=watch)
+        run(argv, timeout=PULL_SECONDS, cwd=cwd, env=env, stop=stop, watch=look)
     except CommandError as error:
         raise _explained(name, host, error) from None
     config, layers = manifest.layers_of(_document(folder / "manifest.json"))

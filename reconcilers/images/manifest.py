@@ -20,6 +20,8 @@ OS, ARCHITECTURE = "linux", "amd64"
 DOCUMENT_MAX = 4 << 20  # bytes; skopeo reads no larger manifest
 SIZE_MAX = 1 << 50  # bytes; what claims more is not believed
 LAYERS_MAX = 127  # what overlay file systems of container engines take
+LAYERS_BYTES_MAX = 64 << 30
+"""Of all layers of an image together, packed or unpacked; as much as its files may have."""
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -99,7 +101,7 @@ def layers_of(document: bytes) -> tuple[str, tuple[str, ...]]:
             raise BadImage(f"a layer is of an unknown kind: {visible(str(kind), 80)}")
         found.append(_digest(each.get("digest")))
     if len(found) > LAYERS_MAX:
-        raise BadImage(f"it has {len(found)} layers, and {LAYERS_MAX} are the most")
+        raise too_many(len(found))
     return _digest(config.get("digest") if isinstance(config, dict) else None), tuple(found)
 
 
@@ -125,10 +127,32 @@ def require_harmless(document: bytes) -> None:
         raise BadImage(wrong)
 
 
+def require_bounded(document: bytes) -> None:
+    """Raises BadImage when a manifest names more layers, or larger ones, than are fetched."""
+    count = len(_list(_object(document, "manifest").get("layers")))
+    if count > LAYERS_MAX:
+        raise too_many(count)
+    if transferred(document) > LAYERS_BYTES_MAX:
+        raise too_large()
+
+
+def too_many(count: int) -> BadImage:
+    """What is said of an image with so many layers."""
+    return BadImage(
+        f"it has {count} layers, and {LAYERS_MAX} are the most", fix="choose one with fewer layers"
+    )
+
+
+def too_large() -> BadImage:
+    """What is said of an image whose layers are too large together."""
+    return BadImage(
+        f"its layers are larger than {LAYERS_BYTES_MAX >> 30} GiB together",
+        fix="choose a smaller image",
+    )
+
+
 def transferred(document: bytes) -> int:
-    """How many bytes a manifest says that its layers have, 0 when it says nothing of use. For
-    showing alone.
-    """
+    """How many bytes a manifest says that its layers have, 0 when it says nothing of use."""
     try:
         found = [each.get("size") for each in _list(_object(document, "manifest").get("layers"))]
     except (BadImage, AttributeError):

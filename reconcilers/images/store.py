@@ -25,6 +25,7 @@ from reconcilers.images.progress import Board, Progress
 from reconcilers.images.refs import Refs
 from reconcilers.images.rootwrite import write_root
 from reconcilers.images.tree import BadImage
+from reconcilers.images.turns import Turns
 from reconcilers.images.verify import hashes
 from reconcilers.mounts import Rules
 from reconcilers.process import GivenUp, run
@@ -37,6 +38,8 @@ _RECIPE = "box image 1"
 _STAGING, _GONE = ".build-", ".gone-"
 # How many images are fetched or made at once; whoever waits for the same one takes a place, too.
 _AT_ONCE = 8
+# Of these from one registry, so that one which hangs leaves places for the others.
+_OF_ONE = 4
 _LOCK_SECONDS = 0.2
 _DIGEST = re.compile("[0-9a-f]{64}")
 OWN = str(Builtin(BUSYBOX))
@@ -59,6 +62,7 @@ class Images:
         self._placing = threading.Lock()
         # Of its own: a download of an hour takes no thread that a pass waits for.
         self.pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="image")
+        self.turns = Turns(_OF_ONE)
 
     def digest_for(self, base: str) -> str:
         """The digest of its image; empty while nobody knows what it stands for. Raises HostError,
@@ -236,7 +240,8 @@ class Images:
                         self._refs.put(str(name), source.identity)
                         return image
             except BadImage as error:
-                raise BadImage(f"{name}: {error.message.removeprefix(f'{name}: ')}") from error
+                text = f"{name}: {error.message.removeprefix(f'{name}: ')}"
+                raise BadImage(text, fix=error.fix) from error
 
     def _made(
         self,
