@@ -129,6 +129,12 @@ class Registry:
             (home / ".docker/config.json").write_text(json.dumps(auths))
         return home
 
+    def admit(self, own: Path, uid: int, gid: int) -> None:
+        """Let a user of this host have in `own`, a folder, what `home` has."""
+        shutil.copytree(self.home, own, dirs_exist_ok=True)
+        for path in (own, *own.rglob("*")):
+            os.chown(path, uid, gid)
+
     def push(self, tag: str, name: str, *options: str) -> str:
         """Push the image `tag` of the layout as `name`; the name in full."""
         full = f"{self.host}/{name}"

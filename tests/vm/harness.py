@@ -100,11 +100,15 @@ class Home:
 
     # -- box and files
 
+    def command(self, *arguments: str) -> list[str]:
+        """The argv that runs box as whom the controller runs as, with `env`."""
+        return [*BOX, *arguments]
+
     def box(
         self, *arguments: str, check: bool = True, data: bytes | None = None, timeout: float = 120
     ) -> subprocess.CompletedProcess[bytes]:
         done = subprocess.run(
-            [*BOX, *arguments],
+            self.command(*arguments),
             env=self.env,
             input=data,
             capture_output=True,

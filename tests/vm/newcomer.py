@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.vm.cases import CaseHome
-from tests.vm.harness import BOX, until
+from tests.vm.harness import until
 
 
 class Newcomer:
@@ -23,7 +23,11 @@ class Newcomer:
             ("apply", "-f", f"{name}.box.yaml", "--wait", "--timeout", "120"),
         ):
             done = subprocess.run(
-                [*BOX, *line], env=self.home.env, cwd=self.folder, capture_output=True, timeout=200
+                self.home.command(*line),
+                env=self.home.env,
+                cwd=self.folder,
+                capture_output=True,
+                timeout=200,
             )
             assert done.returncode == 0, f"{line}: {done.stderr!r}\n{self.home.log()}"
 

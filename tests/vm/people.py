@@ -209,7 +209,7 @@ class PersonsHome(CaseHome):
                 self._stand_in(number).write_text(texts[path])
 
     def command(self, *arguments: str) -> list[str]:
-        """The argv that runs box as the user, among the replaced files."""
+        """The same as the user, among the replaced files."""
         script = 'while [ "$1" != -- ]; do mount --bind "$1" "$2"; shift 2; done; shift; exec "$@"'
         pairs = []
         for number, (path, text) in enumerate(self.replaced.items()):

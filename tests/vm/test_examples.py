@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from tests.vm.cases import case_home
 from tests.vm.newcomer import Newcomer
+from tests.vm.people import person, persons_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300)]
 
@@ -81,3 +83,21 @@ def test_mounts_ro(newcomer: Newcomer) -> None:
         assert changed is not None and changed.read() == b"guest\n"
     assert notes.read_text() == "changed\n"
     newcomer.end("mounts")
+
+
+def test_mounts_ro_of_an_ordinary_user() -> None:
+    """Who shows a strict sandbox what others may read, as the example says."""
+    with person() as someone, persons_home(someone) as home:
+        own = someone.folder / "own"
+        project = own / "project"
+        project.mkdir()
+        (project / "notes").write_text("of the user\n")
+        for path, mode in ((own, 0o711), (project, 0o755), (project / "notes", 0o644)):
+            path.chmod(mode)
+            os.chown(path, someone.uid, someone.gid)
+        home.start()
+        newcomer = Newcomer(own, home)
+        newcomer.begin("mounts-ro", "mounts")
+        assert newcomer.says("mounts", "cat", "/src/notes") == "of the user\n"
+        assert "Read-only" in newcomer.refused("mounts", "rm", "/src/notes")
+        newcomer.end("mounts")

@@ -21,9 +21,12 @@ from tests.registry import Registry, needs_registry, registry
 from tests.unit.images.layouts import Item, layer
 from tests.vm.cases import CaseHome, case_home, kill_vmm, replaced
 from tests.vm.harness import BOX, ROOT, TINY, until
+from tests.vm.people import person, persons_home
 from tests.vm.test_images import begun, pullers
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300), needs_registry]
+
+LOOK_UPS = "tag_lookup_minutes = 0.01\n"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def home_of(served: Registry, config: str = "") -> Iterator[CaseHome]:
 
 @pytest.fixture
 def home(served: Registry) -> Iterator[CaseHome]:
-    with home_of(served, "tag_lookup_minutes = 0.01\n") as made:
+    with home_of(served, LOOK_UPS) as made:
         yield made
 
 
@@ -59,7 +62,8 @@ def version(home: CaseHome, name: str = "elm") -> bytes:
     return home.run(name, "cat", "/version").stdout
 
 
-def test_another_image_comes_only_when_it_is_asked_for(home: CaseHome, served: Registry) -> None:
+def asked_for(home: CaseHome, served: Registry) -> str:
+    """The story of a tag that moves, and of its sandbox `elm`; that one's Boxfile."""
     name = served.push("one", "team/app:1")
     text = TINY + f"base: {name}\n"
     home.put("elm", text)
@@ -100,6 +104,12 @@ def test_another_image_comes_only_when_it_is_asked_for(home: CaseHome, served: R
     kill_vmm(home, "elm")
     pid = replaced(home, "elm", pid)
     assert version(home) == b"three"
+    return text
+
+
+def test_another_image_comes_only_when_it_is_asked_for(home: CaseHome, served: Registry) -> None:
+    text = asked_for(home, served)
+    pid = home.pid("elm")
     # A registry that cannot be asked: the old image is not used in silence.
     home.stop()
     home.env["HOME"] = str(served.stranger)
@@ -122,6 +132,21 @@ def test_another_image_comes_only_when_it_is_asked_for(home: CaseHome, served: R
     kill_vmm(home, "ash")
     replaced(home, "ash", beside)
     assert version(home, "ash") == b"three"
+
+
+def test_so_it_does_for_an_ordinary_user(served: Registry) -> None:
+    with person() as someone, persons_home(someone) as home:
+        (home.path / "config.toml").write_text(LOOK_UPS)
+        os.chown(home.path / "config.toml", someone.uid, someone.gid)
+        served.admit(someone.folder / "own", someone.uid, someone.gid)
+        home.start()
+        asked_for(home, served)
+        said = home.box("images", "--prune", "--dry-run").stdout
+        assert b"would be removed: 2 images" in said, "the former ones, not that of elm"
+        home.box("delete", "elm")
+        home.nothing_left("elm")
+        home.box("images", "--prune")
+        assert {each.name for each in (home.path / "images").iterdir()} == {"refs.toml"}
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=pytest.mark.long)])

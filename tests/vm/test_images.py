@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -98,10 +97,7 @@ def test_a_sandbox_starts_from_a_registrys_image(home: CaseHome, served: Registr
 
 def test_an_ordinary_user_starts_from_a_registrys_image(served: Registry) -> None:
     with person() as someone, persons_home(someone) as home:
-        own = someone.folder / "own"
-        shutil.copytree(served.home, own, dirs_exist_ok=True)
-        for path in (own, *own.rglob("*")):
-            os.chown(path, someone.uid, someone.gid)
+        served.admit(someone.folder / "own", someone.uid, someone.gid)
         home.start()
         home.put("ash", TEXT + f"base: {served.host}/team/app:1\n")
         assert b"ash: its image is ready" in home.box("build", "ash", "--pull").stdout

@@ -135,6 +135,10 @@ def test_an_ordinary_user_has_snapshots_too() -> None:
         story(home)
         owners = {path.stat().st_uid for path in (home.path / "disks" / "oak").iterdir()}
         assert owners == {someone.uid}
+        stop(home)
+        assert b"what was there is the snapshot before-reset-" in home.box("reset", "oak").stdout
+        start(home)
+        assert home.run("oak", "ls", "/data").stdout == b"lost+found\n"
 
 
 def with_disk_alone(home: Home) -> None:
