@@ -111,8 +111,9 @@ class Cache:
         layers.set_mode(top, layers.FROZEN_MODE)
         layers.sync(top)
         layers.sync(working)
+        self._make_way(target := self._at(key))
         with _unless_there():
-            working.rename(self._at(key))
+            working.rename(target)
         layers.sync(self._folder)
 
     def _disk(self, working: Path) -> Disk:
@@ -128,10 +129,9 @@ class Cache:
         bytes of the host's disk. One used within the last hour stays: a build may go on from it.
         """
         recent = time.time() - RECENT_SECONDS
-        kept = sorted(self._disks(), key=lambda each: each.stat().st_mtime_ns, reverse=True)
         held, counted = 0, set[int]()
-        for folder in kept:
-            with contextlib.suppress(FileNotFoundError):
+        for folder in sorted(self._disks(), key=_last_used, reverse=True):
+            with contextlib.suppress(OSError):  # it is gone meanwhile, or somebody put it there
                 for facts in (each.stat(follow_symlinks=False) for each in os.scandir(folder)):
                     if facts.st_ino not in counted:
                         counted.add(facts.st_ino)
@@ -152,6 +152,13 @@ class Cache:
         empty = self._empty_name()
         return [each for each in self._folder.glob("[!.]*") if each.name != empty]
 
+    def _make_way(self, folder: Path) -> None:
+        """Remove a disk that is not whole, which would stand in the way of a new one for ever."""
+        with contextlib.suppress(BoxError, OSError):
+            if disks.observe(folder) is not None:
+                return
+        self._remove(folder)
+
     def _remove(self, folder: Path) -> None:
         """By a rename first: no half of a disk under a name that is looked up."""
         with contextlib.suppress(OSError):
@@ -164,10 +171,17 @@ class Cache:
     def _empty(self) -> Path:
         """An empty file system, made once."""
         folder = self._folder / self._empty_name()
-        if disks.observe(folder) is None:
+        self._make_way(folder)
+        if not folder.exists():
             with _unless_there():
                 disks.create(folder, self._disk_mib)
         return folder
+
+
+def _last_used(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return folder.stat().st_mtime_ns
+    return 0
 
 
 @contextlib.contextmanager

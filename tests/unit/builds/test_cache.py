@@ -96,6 +96,38 @@ def test_what_was_made_first_stays_and_one_with_a_hole_is_none(
     assert cache.done(STAGES)[0] == 0
 
 
+@pytest.mark.parametrize("what", ["a layer", "the chain", "all", "half of it"])
+def test_what_is_broken_is_made_again(cache: Cache, tmp_path: Path, what: str) -> None:
+    """As `rm -r builds/*` leaves it when it is stopped, or comes while a step runs."""
+    kept(cache, "", KEYS[0])
+    for name in names(tmp_path):
+        folder = tmp_path / "builds" / name
+        files = sorted(folder.iterdir())
+        match what:
+            case "a layer":
+                files[-2 if len(files) > 2 else 0].unlink()
+            case "the chain":
+                (folder / "chain.toml").unlink()
+                (folder / f"{'0' * 16}.qcow2").touch()  # else it is known what it was
+            case "all":
+                for path in files:
+                    path.unlink()
+            case _:
+                files[-1].write_bytes(b"")
+    kept(cache, "", KEYS[0], b"again")
+    kept(cache, KEYS[0], KEYS[1])
+    assert cache.done(STAGES)[0] == 2
+    assert names(tmp_path) == [KEYS[0][:40], KEYS[1][:40], "empty-64"]
+
+
+def test_what_is_no_disk_stops_no_build_at_its_end(cache: Cache, tmp_path: Path) -> None:
+    kept(cache, "", KEYS[0])
+    (tmp_path / "builds/file").touch()
+    (tmp_path / "builds/loop").symlink_to("loop")
+    cache.trim(0)
+    assert cache.done(STAGES)[0] == 1
+
+
 def test_a_killed_build_leaves_what_the_next_start_removes(cache: Cache, tmp_path: Path) -> None:
     kept(cache, "", KEYS[0])
     cache.begin(KEYS[0], cache.fresh())
