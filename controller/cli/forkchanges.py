@@ -16,7 +16,7 @@ from controller.cli import output
 from controller.cli.client import WORK_SECONDS, call
 from reconcilers.guestfiles import transfers
 from reconcilers.guestfiles.beneath import shown
-from reconcilers.guestfiles.changes import Entry, LeftOut, listed
+from reconcilers.guestfiles.changes import Entry, LeftOut, TooMuch, listed
 from reconcilers.layout import Layout
 from specs.pathtext import path_field, path_of
 
@@ -42,7 +42,13 @@ def apply(layout: Layout, name: str, chosen: Namespace) -> int:
     asked = {"action": "apply", "theirs": chosen.theirs, "dry_run": chosen.dry_run}
     with transfers.new(layout.transfers) as (transfer, archive):
         answer = _ask(layout, name, {**asked, "transfer": transfer})
-        left_out, count = _some_left_out(archive) if answer["result"] != "nothing" else ([], 0)
+        left_out: list[dict[str, str]] = []
+        count = 0
+        if answer["result"] != "nothing":
+            try:
+                left_out, count = _some_left_out(archive)
+            except TooMuch as error:  # what was done is done, and is told
+                output.note(f"what is left out is not listed: {error.message}")
     refused = answer["result"] == "conflicts"
     if chosen.form == "json":
         told = {**answer, "left_out": left_out, "left_out_count": count}

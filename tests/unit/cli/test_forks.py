@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+from argparse import Namespace
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from agent import archive
 from agent.archive import Change, Kind, Reason, Record
 from controller.cli import forkchanges
+from reconcilers.guestfiles import changes
 from reconcilers.guestfiles.changes import Entry, LeftOut, listed
 from reconcilers.layout import Layout
 from specs.errors import ProtocolError
@@ -167,3 +169,42 @@ def test_more_than_is_held_is_shown_in_the_order_in_which_it_comes(
     found = [each.path for each in forkchanges._ordered(descriptor)]
     os.close(descriptor)
     assert found == [b"b", b"c", b"d", b"a"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "said"),
+    [
+        ("RECORDS_MAX", 3000, "more than 3000 records"),
+        ("PATHS_MAX", 1 << 20, "paths of more than 1 MiB"),
+        ("SECONDS_MAX", -1.0, "s do not suffice"),
+    ],
+)
+def test_a_list_without_end_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, said: str
+) -> None:
+    """Nobody has to wait until all of a disk that a hostile guest filled with it is read."""
+    names = [Record(Kind.GONE, b"%0200d" % number) for number in range(6000)]
+    data = written(*names)
+    assert len(of(tmp_path, data)) == 6000
+    monkeypatch.setattr(changes, limit, value)
+    with pytest.raises(changes.TooMuch, match=said) as caught:
+        of(tmp_path, data)
+    assert caught.value.fix
+
+
+def test_what_was_applied_is_told_though_its_list_has_no_end(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(layout: Layout, name: str, asked: dict[str, object]) -> dict[str, object]:
+        folder = layout.transfers / str(asked["transfer"])
+        folder.write_bytes(written(*[Record(Kind.NOTE, b"n", number=1)] * 3000))
+        return {"name": name, "of": "agent", "result": "applied", "changes": 7, "kept": "before",
+                "conflicts": [], "conflict_count": 0}  # fmt: skip
+
+    monkeypatch.setattr(forkchanges, "_ask", answer)
+    monkeypatch.setattr(changes, "RECORDS_MAX", 2000)
+    chosen = Namespace(theirs=False, dry_run=False, form="table")
+    assert forkchanges.apply(layout, "down", chosen) == 0
+    told = capsys.readouterr()
+    assert "7 changes of down applied to agent" in told.out
+    assert "what is left out is not listed: the list of changes has more than 2000" in told.err
