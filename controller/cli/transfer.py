@@ -6,9 +6,12 @@ controller only runs the machine that reads the guest's file system.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 from controller.cli import output
@@ -20,7 +23,7 @@ from reconcilers.guestfiles.pack import pack
 from reconcilers.guestfiles.target import Target
 from reconcilers.guestfiles.unpack import unpack
 from reconcilers.layout import Layout
-from specs.errors import UsageError
+from specs.errors import HostError, UsageError
 from specs.names import check_name
 
 
@@ -35,7 +38,8 @@ def _export(layout: Layout, name: str, folder: Path) -> int:
     # Made first: where that cannot be, no machine is started for nothing.
     with transfers.new(layout.transfers) as (transfer, archive), target.building() as root:
         _ask(layout, name, "export", transfer)
-        unpack(root, archive, notes)
+        with _writing_to(target.path.parent):
+            unpack(root, archive, notes)
     _tell(notes)
     print(f"/data of {name} is in {output.safe(target.path, 4096)}: {_summary(notes)}")
     return 0
@@ -51,13 +55,26 @@ def _import(layout: Layout, name: str, folder: Path) -> int:
         ) from error
     try:
         with transfers.new(layout.transfers) as (transfer, archive):
-            pack(root, archive, notes)
+            with _writing_to(layout.transfers):
+                pack(root, archive, notes)
             _ask(layout, name, "import", transfer)
     finally:
         os.close(root)
     _tell(notes)
     print(f"{output.safe(folder, 4096)} is in /data of {name}: {_summary(notes)}")
     return 0
+
+
+@contextlib.contextmanager
+def _writing_to(place: Path) -> Iterator[None]:
+    """Names where there is no room, which an error of a descriptor does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        told = f"nothing was done: {os.strerror(error.errno)}"
+        raise HostError(told, where=str(place), fix=f"free some space: df -h {place}") from error
 
 
 def _ask(layout: Layout, name: str, action: str, transfer: str) -> None:
