@@ -109,7 +109,7 @@ def asked_for(home: CaseHome, served: Registry) -> str:
 
 def test_another_image_comes_only_when_it_is_asked_for(home: CaseHome, served: Registry) -> None:
     text = asked_for(home, served)
-    pid = home.pid("elm")
+    pid, beside = home.pid("elm"), home.pid("ash")
     # A registry that cannot be asked: the old image is not used in silence.
     home.stop()
     home.env["HOME"] = str(served.stranger)
