@@ -6,6 +6,7 @@ many are kept. It must not decide what is left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.archive import Reason
@@ -38,12 +39,15 @@ class Notes:
     total: int = 0
     paths: list[tuple[str, str]] = field(default_factory=list)
 
-    def add(self, path: bytes, what: str) -> None:
+    def add(self, path: Callable[[], bytes], what: str) -> None:
+        """Where it was is asked for only where that is kept: of a deep tree it is long, and there
+        may be a remark on each name in it.
+        """
         self.total += 1
         if len(self.paths) < KEPT:
-            self.paths.append((shown(path, PATH_SHOWN), what))
+            self.paths.append((shown(path(), PATH_SHOWN), what))
 
-    def reason(self, path: bytes, number: int) -> None:
+    def reason(self, path: Callable[[], bytes], number: int) -> None:
         """What a Reason says; a number that is none says little."""
         known = number in set(Reason)
         self.add(path, WORDS[Reason(number)] if known else WORDS[Reason.UNKNOWN_KIND])

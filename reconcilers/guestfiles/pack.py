@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from functools import partial
 
 from agent.archive import (
     BLOCK,
@@ -172,10 +173,10 @@ class _Packing:
         self._writer.record(record, data)
 
     def _tell(self, name: bytes, what: str) -> None:
-        self._notes.add(self._at.place.path(name), what)
+        self._notes.add(partial(self._at.place.path, name), what)
 
     def _leave_out(self, name: bytes, reason: Reason) -> None:
-        self._notes.reason(self._at.place.path(name), reason)
+        self._notes.reason(partial(self._at.place.path, name), reason)
 
     def _enter(self, name: bytes, held: int, facts: os.stat_result) -> list[bytes] | None:
         if self._at.place.depth == DEPTH_MAX:

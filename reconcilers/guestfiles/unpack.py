@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from functools import partial
 
 from agent.archive import LONG, Kind, Record, Window, attributes, records
 from reconcilers.guestfiles import beneath
@@ -100,7 +102,7 @@ class _Unpacking:
             self._leave()
             return
         if kind == Kind.NOTE:
-            self._notes.reason(self._at.place.path(name), record.number)
+            self._notes.reason(self._where(name), record.number)
             return
         if kind == Kind.END:
             return
@@ -125,12 +127,15 @@ class _Unpacking:
         if twin := self._names[-2 if inside else -1].twin(name):
             place = self._at.place.parent if inside else self._at.place
             assert place is not None
-            self._notes.add(
-                place.path(name), f"is the same name as {shown(twin)} on systems that ignore case"
-            )
+            told = f"is the same name as {shown(twin)} on systems that ignore case"
+            self._notes.add(partial(place.path, name), told)
 
     def _tell(self, name: bytes, what: str) -> None:
-        self._notes.add(self._at.place.path(name), what)
+        self._notes.add(self._where(name), what)
+
+    def _where(self, name: bytes = b"") -> Callable[[], bytes]:
+        """The path of where we are now, or of `name` in it, for when it is needed."""
+        return partial(self._at.place.path, name)
 
     # -- directories
 
@@ -145,11 +150,11 @@ class _Unpacking:
         record = self._folders.pop()
         self._names.pop()
         here = self._at.here
-        self._keep_attributes(here, record, self._at.place.path())
+        self._keep_attributes(here, record, self._where())
         # Later hard links lead through it, and an ordinary user needs the right to.
         late = record.mode & 0o500 != 0o500
         if record.mode & 0o6000:
-            self._notes.add(self._at.place.path(), SPECIAL_BITS)
+            self._notes.add(self._where(), SPECIAL_BITS)
         beneath.settle_folder(here, 0o700 if late else record.mode, record.mtime_ns)
         if late:
             self._late.append((self._at.place, record.mode & 0o1777))
@@ -190,7 +195,7 @@ class _Unpacking:
         try:
             if self._written < record.size:
                 os.ftruncate(descriptor, record.size)
-            path = self._at.place.path(record.name) if record.body or record.mode & 0o7000 else b""
+            path = self._where(record.name)
             self._keep_attributes(descriptor, record, path)
             if record.mode & 0o7000:
                 self._notes.add(path, SPECIAL_BITS)
@@ -208,7 +213,7 @@ class _Unpacking:
             beneath.make_hard_link(source, name, self._at.here, record.name)
         self._notes.files += 1
 
-    def _keep_attributes(self, descriptor: int, record: Record, path: bytes) -> None:
+    def _keep_attributes(self, descriptor: int, record: Record, path: Callable[[], bytes]) -> None:
         if not record.body:
             return
         for name, value in attributes(record.body):

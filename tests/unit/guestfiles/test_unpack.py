@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from agent.archive import Kind, Reason, Record, encode_attributes
 from reconcilers.guestfiles import beneath
-from reconcilers.guestfiles.cursor import WINDOW, Cursor
+from reconcilers.guestfiles import notes as notes_module
+from reconcilers.guestfiles.cursor import WINDOW, Cursor, Place
 from specs.errors import ProtocolError
 from tests.unit.guestfiles.archives import (
     MOMENT,
@@ -240,6 +241,25 @@ def test_odd_names_arrive_byte_for_byte(tmp_path: Path) -> None:
     target, notes = unpacked(archive(*(file(name, name) for name in names)), tmp_path)
     assert sorted(map(os.fsencode, os.listdir(target))) == sorted(names)
     assert notes.total == 0
+
+
+def test_paths_are_put_together_only_for_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of directories deep each is some 4 MB, and a guest chooses how many there are."""
+    asked, path = [0], Place.path
+
+    def counted(self: Place, name: bytes = b"") -> bytes:
+        asked[0] += 1
+        return path(self, name)
+
+    monkeypatch.setattr(Place, "path", counted)
+    monkeypatch.setattr(notes_module, "KEPT", 3)
+    noted = (note(b"%d" % number, Reason.FIFO) for number in range(50))
+    body = encode_attributes([(b"user.overlay.x", b"")])
+    files = (file(b"f%d" % number, mode=0o4755, body=body) for number in range(50))
+    _, notes = unpacked(archive(folder(b"d"), *noted, *files, leave()), tmp_path)
+    assert notes.total == 150 and len(notes.paths) == asked[0] == 3
 
 
 def test_what_the_guest_left_out_is_listed(tmp_path: Path) -> None:
