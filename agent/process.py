@@ -21,6 +21,7 @@ Send = Callable[[bytes], Awaitable[None]]
 PIECE_MAX = 64 * 1024
 _NAMES: tuple[Output, Output] = ("stdout", "stderr")
 _SIGKILL, _ABANDON = 9, 1
+_SILENT = "the guest did not end it in time"
 
 
 class GuestError(BoxError):
@@ -47,6 +48,7 @@ class Process:
         self._exit: Exit | None = None
         self._abandoned = False
         self._changed = asyncio.Event()
+        self.silent = False  # whether its guest let the time limit pass, and more
         self.seconds = 0.0  # the time limit that its guest was given, as far as whoever asked says
 
     # -- what callers use -------------------------------------------------------------------------
@@ -106,10 +108,15 @@ class Process:
                 await self._send(encode(ToGuest.KILL, self._stream, bytes((_SIGKILL, _ABANDON))))
 
     async def overdue(self) -> None:
-        """Call it timed out when the guest, whose task that is, has not ended it in time."""
+        """Call it timed out when the guest, whose task that is, has not ended it in time.
+
+        A guest says so behind the output, for which it may have no credit: then the reader is late.
+        """
         if self._exit is None:
+            self.silent = not any(self._buffers)
+            why = "what it printed was not read, and the rest of it is lost"
             await self.abandon()
-            self.ended(Exit("timeout", 0, "the guest did not end it in time"))
+            self.ended(Exit("timeout", 0, _SILENT if self.silent else why))
 
     async def wait(self) -> Exit:
         """The way the command ended. Its output has to be read, or abandoned, for it to end.

@@ -161,8 +161,7 @@ class RunCommand:
         self._process = await commands.start(live, run.spec, self._request)
         self._begun.set()
         how = await self._process.wait()
-        if how.kind == "timeout" and how.message:
-            # Its guest had to be told so: it is busy, or hangs.
+        if self._process.silent:  # it is busy, or hangs
             live.unmount_seconds = HANGING_SECONDS
         if how.kind == "lost" or live.stopping:  # else it ended first
             self._lost = True

@@ -17,7 +17,6 @@ import pytest
 from tests.vm.cases import CaseHome, leftovers
 from tests.vm.harness import BOX, PATIENCE, READY, ROOT, SLOWNESS, until
 from tests.vm.netlab import BOXFILE, NetHome, net_home
-from tests.vm.people import person, persons_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(600)]
 
@@ -73,9 +72,9 @@ def everything(home: CaseHome) -> list[object]:
 
 def begun(home: CaseHome, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*BOX, "run", *arguments],
+        home.command("run", *arguments),
         env=home.env,
-        cwd=ROOT,
+        cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -282,22 +281,3 @@ def test_whoever_ends_at_any_moment_leaves_nothing_and_loses_nothing(
     log = home.box("run", oak, "--", "cat", "/data/log").stdout.decode().split()
     assert [each for each in log if each in synced] == synced, f"seed {seed}"
     assert set(log) <= {*synced, *maybe}, f"seed {seed}"
-
-
-def test_an_ordinary_user_has_it_too() -> None:
-    with person() as someone, persons_home(someone) as home:
-        home.start()
-        stopped(home, "oak", BOXFILE.replace("network: bridge\n", ""))
-        story(home, "oak")
-        with subprocess.Popen(
-            home.command("run", "oak", "--", "sh", "-c", "echo begun; sleep 600"),
-            env=home.env,
-            cwd="/",
-            stdout=subprocess.PIPE,
-        ) as client:
-            assert client.stdout is not None
-            assert client.stdout.read(6) == b"begun\n"
-            assert home.box("verify", "oak").returncode == 0
-            home.stop(signal.SIGKILL)
-        home.start()
-        nothing_is_left(home)

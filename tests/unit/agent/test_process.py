@@ -28,6 +28,23 @@ async def test_a_command_that_the_guest_does_not_end_is_called_timed_out_and_kil
     assert (await process.wait()).kind == "timeout"
 
 
+async def test_a_guest_whose_output_nobody_reads_is_not_called_late() -> None:
+    async def send(frame: bytes) -> None:
+        pass
+
+    late, unread = (Process(number, send, stdin=False) for number in (7, 8))
+    unread.received(0, b"y\n")
+    for process in (late, unread):
+        await process.overdue()
+    assert (late.silent, unread.silent) == (True, False)
+    assert "the guest did not" in (await late.wait()).message
+    end = await unread.wait()
+    assert (end.shell_status, end.message) == (
+        124,
+        "what it printed was not read, and the rest of it is lost",
+    )
+
+
 async def test_a_command_that_ended_in_time_is_left_as_it_ended() -> None:
     async def send(frame: bytes) -> None:
         raise AssertionError("nothing is sent")
