@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from controller.apirequest import exec_request, text_body
 from controller.httpconn import Gone, HttpConnection, Limits, Refused, Request
 from controller.service import Service
 from controller.socketfile import Listener, bind
-from specs.errors import BoxError, InvalidBoxfile, NoSandbox, UsageError
+from specs.errors import BoxError, HostError, InvalidBoxfile, NoSandbox, UsageError
 from specs.names import check_name
 
 log = logging.getLogger(__name__)
@@ -204,6 +205,12 @@ class ApiServer:
             reply = await answering
         except BoxError as problem:
             return await connection.reply(_status_of(problem), _error_of(problem))
+        except Gone:
+            raise
+        except OSError as problem:  # of this host's files: whoever asked can mend it
+            log.warning("%s %s: %s", request.method, request.path, problem)
+            told = _host_error(problem)
+            return await connection.reply(_status_of(told), _error_of(told))
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             body = _error("internal", "the controller failed", "see the controller's log")
@@ -286,6 +293,14 @@ def _json(body: object) -> bytes:
 
 def _error(code: str, message: str, fix: str, **more: object) -> bytes:
     return _json({"error": {"code": code, "message": message, "fix": fix, **more}})
+
+
+def _host_error(problem: OSError) -> HostError:
+    where = str(problem.filename or "")
+    fix = f"ls -ld {where}" if where else "see the controller's log"
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        fix = "free some space where the home of box is: df -h"
+    return HostError(problem.strerror or str(problem), where=where, fix=fix)
 
 
 def _error_of(problem: BoxError) -> bytes:

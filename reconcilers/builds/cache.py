@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 import time
@@ -26,6 +27,7 @@ RECENT_SECONDS = 3600.0
 _WORKING = ".work-"
 _EMPTY = "empty"
 _KEY_LENGTH = 40  # hexadecimal digits of a key that name its folder
+_NAME = re.compile(rf"[0-9a-f]{{{_KEY_LENGTH}}}")
 
 
 def folder_of(key: str) -> str:
@@ -37,10 +39,17 @@ def kept(folder: Path) -> Iterator[tuple[str, int]]:
     """What finished steps left in the folder of one home: what each is called, and the bytes of its
     own layer on the host's disk. Raises OSError.
     """
+    for name in sorted(_names(folder)):
+        yield name, _own_bytes(folder / name)
+
+
+def _names(folder: Path) -> list[str]:
+    """Of what steps left. Whatever else lies there is somebody's, where `builds` leads to another
+    folder, say: it is not ours to remove.
+    """
     with contextlib.suppress(FileNotFoundError):
-        for each in sorted(folder.glob("[!.]*")):
-            if not each.name.startswith(_EMPTY):
-                yield each.name, _own_bytes(each)
+        return [each for each in os.listdir(folder) if _NAME.fullmatch(each)]
+    return []
 
 
 def discard(folder: Path, name: str) -> Path | None:
@@ -149,8 +158,7 @@ class Cache:
         return self._folder / folder_of(key)
 
     def _disks(self) -> list[Path]:
-        empty = self._empty_name()
-        return [each for each in self._folder.glob("[!.]*") if each.name != empty]
+        return [self._folder / name for name in _names(self._folder)]
 
     def _make_way(self, folder: Path) -> None:
         """Remove a disk that is not whole, which would stand in the way of a new one for ever."""

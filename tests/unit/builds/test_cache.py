@@ -11,6 +11,7 @@ import pytest
 
 from reconcilers import disk as disks
 from reconcilers.builds.cache import RECENT_SECONDS, Cache
+from reconcilers.builds.cache import kept as kept_names
 from reconcilers.builds.recipes import Stage
 from specs.errors import HostError
 
@@ -122,10 +123,24 @@ def test_what_is_broken_is_made_again(cache: Cache, tmp_path: Path, what: str) -
 
 def test_what_is_no_disk_stops_no_build_at_its_end(cache: Cache, tmp_path: Path) -> None:
     kept(cache, "", KEYS[0])
-    (tmp_path / "builds/file").touch()
-    (tmp_path / "builds/loop").symlink_to("loop")
+    (tmp_path / "builds" / ("a" * 40)).touch()
+    (tmp_path / "builds" / ("b" * 40)).symlink_to("loop")
     cache.trim(0)
     assert cache.done(STAGES)[0] == 1
+
+
+def test_what_steps_did_not_leave_is_never_removed(cache: Cache, tmp_path: Path) -> None:
+    """Whoever has little room may let `builds` lead to a folder on another disk."""
+    (tmp_path / "elsewhere/photos").mkdir(parents=True)
+    (tmp_path / "elsewhere/photos/one").write_bytes(b"x" * 100_000)
+    (tmp_path / "builds").symlink_to("elsewhere")
+    kept(cache, "", KEYS[0])
+    for name in ("photos", KEYS[0][:40]):
+        os.utime(tmp_path / "elsewhere" / name, (7, 7))
+    assert [name for name, _ in kept_names(tmp_path / "builds")] == [KEYS[0][:40]]
+    cache.trim(0)
+    assert names(tmp_path) == ["empty-64", "photos"]
+    assert (tmp_path / "elsewhere/photos/one").exists()
 
 
 def test_a_killed_build_leaves_what_the_next_start_removes(cache: Cache, tmp_path: Path) -> None:

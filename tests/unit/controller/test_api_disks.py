@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,11 @@ async def test_an_unknown_action_is_told_what_to_send(tmp_path: Path, where: str
 @pytest.mark.parametrize("how", ["close", "shutdown", "abort"])
 @pytest.mark.parametrize("what", ["data", "fork"])
 async def test_what_nobody_waits_for_any_more_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+    how: str,
 ) -> None:
     """Else an export of hours would keep /data for a client that was interrupted at once."""
     path, begun, ended = tmp_path / "box.sock", asyncio.Event(), asyncio.Event()
@@ -120,3 +125,20 @@ async def test_what_nobody_waits_for_any_more_ends(
             await ended.wait()
         writer.close()
         assert (await ask(path, "GET", "/v1/sandboxes/down/snapshots"))[0] == 200
+    assert not caplog.records
+
+
+async def test_what_the_host_refuses_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "box.sock"
+
+    async def refused(*_: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", "/home/disks/down")
+
+    async with serving(path) as service:
+        monkeypatch.setattr(service.disks, "snapshot", refused)
+        status, found = await ask(path, "POST", "/v1/sandboxes/down/snapshots")
+    error = found["error"]
+    assert status == 500 and error["message"] == "Permission denied"
+    assert error["where"] == "/home/disks/down" and error["fix"] == "ls -ld /home/disks/down"
