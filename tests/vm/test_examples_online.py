@@ -6,7 +6,6 @@ Debian's python3, nodejs, git and curl in two layers. The network is a lab witho
 
 from __future__ import annotations
 
-import contextlib
 import re
 import subprocess
 import sys
@@ -18,10 +17,12 @@ import pytest
 
 from tests.debian import debian
 from tests.debianlayers import BUNDLE, layers
-from tests.registry import needs_registry, registry
+from tests.registry import Registry, needs_registry, registry
 from tests.vm.harness import ROOT, until
 from tests.vm.netlab import PUBLIC4, NetHome, net_home
 from tests.vm.newcomer import Newcomer
+from tests.vm.people import person
+from tests.vm.usernet import user_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300), needs_registry]
 
@@ -31,22 +32,33 @@ PROXY, PORT, NAME = "203.0.113.7", 3128, "code.example"
 
 
 @pytest.fixture(scope="module")
-def newcomer() -> Iterator[Newcomer]:
-    with contextlib.ExitStack() as stack:
-        tmp = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="boxtest-")))
-        tmp.chmod(0o755)
-        home = stack.enter_context(net_home())
-        served = stack.enter_context(registry(tmp, home.lab.enter(home.lab.host)))
-        served.layout.image("tools", *layers(debian()), Env=list(SAID))
+def home() -> Iterator[NetHome]:
+    with net_home() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def served(home: NetHome) -> Iterator[Registry]:
+    with (
+        tempfile.TemporaryDirectory(prefix="boxtest-") as tmp,
+        registry(Path(tmp), home.lab.enter(home.lab.host)) as made,
+    ):
+        Path(tmp).chmod(0o755)
+        made.layout.image("tools", *layers(debian()), Env=list(SAID))
         for name in SERVED:
-            served.push("tools", name)
-        home.stop()
-        home.env["HOME"] = str(served.home)
-        home.start()
-        yield Newcomer(tmp, home)
+            made.push("tools", name)
+        yield made
 
 
-def test_python_dev(newcomer: Newcomer) -> None:
+@pytest.fixture(scope="module")
+def newcomer(home: NetHome, served: Registry, tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
+    home.stop()
+    home.env["HOME"] = str(served.home)
+    home.start()
+    return Newcomer(tmp_path_factory.mktemp("newcomer"), home)
+
+
+def python_dev(newcomer: Newcomer, word: str) -> None:
     newcomer.begin("python-dev", "py")
     said = (
         "import os, site, sys; print(sys.version_info[0], site.getuserbase(), os.environ['LANG'])"
@@ -60,7 +72,21 @@ def test_python_dev(newcomer: Newcomer) -> None:
     newcomer.shell("py", f"mkdir -p {place.strip()} && echo word = 1234 >{place.strip()}/mine.py")
     newcomer.shell("py", "mkdir -p ~/python/bin && cp /bin/true ~/python/bin/mytool")
     assert newcomer.shell("py", "mytool && python3 -c 'import mine; print(mine.word)'") == "1234\n"
+    dial = f"import socket; print(socket.create_connection(('{PUBLIC4}', 443), 20).recv(99))"
+    assert newcomer.says("py", "python3", "-c", dial) == f"b'{word}\\n'\n"
     newcomer.end("py")
+
+
+def test_python_dev(newcomer: Newcomer, home: NetHome) -> None:
+    python_dev(newcomer, home.lab.word)
+
+
+def test_python_dev_of_an_ordinary_user(home: NetHome, served: Registry) -> None:
+    with person() as someone, user_home(someone, home.lab) as its:
+        own = someone.folder / "own"
+        served.admit(own, someone.uid, someone.gid)
+        its.start()
+        python_dev(Newcomer(own, its), home.lab.word)
 
 
 def test_node_dev(newcomer: Newcomer) -> None:
