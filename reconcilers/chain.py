@@ -17,7 +17,7 @@ from specs.names import check_name, is_name
 BASE = "base.raw"
 LAYERS_MAX = 32  # each is a descriptor of the VMM, and two look-ups of a block that nobody wrote
 MARKS_MAX = 16
-SNAPSHOTS_MAX = 64  # chain.toml stays below smallfile.LIMIT with every one of them at LAYERS_MAX
+SNAPSHOTS_MAX = 64  # chain.toml stays below layers.CHAIN_MAX with every one of them at LAYERS_MAX
 _LAYER_FILE = re.compile(r"base\.raw|[0-9a-f]{16}\.(?:raw|qcow2)")
 
 

@@ -73,7 +73,7 @@ def _is_private(path: Path, mode: int) -> bool:
 def belongs_to(folder: Path) -> str:
     """The sandbox whose disk a folder says it is; empty for a copy, or what is no disk of ours."""
     try:
-        return str(tomllib.loads(read_small(folder / CHAIN).decode())["sandbox"])
+        return str(tomllib.loads(read_small(folder / CHAIN, layers.CHAIN_MAX).decode())["sandbox"])
     except (OSError, HostError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 

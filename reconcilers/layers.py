@@ -25,6 +25,9 @@ from reconcilers.smallfile import read_small
 from specs.errors import HostError
 
 CHAIN = "chain.toml"
+# Bytes of it. Snapshots, forks and what they began with each name up to 32 layers; all of that can
+# come to a quarter of it.
+CHAIN_MAX = 1 << 20
 TOP_MODE, FROZEN_MODE = 0o600, 0o400
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -50,7 +53,7 @@ def read(folder: Path) -> tuple[Chain, bool] | None:
     A lost or garbled chain.toml is made up for where the folder's one layer leaves no doubt.
     """
     try:
-        return chaintext.parse(read_small(folder / CHAIN).decode()), True
+        return chaintext.parse(read_small(folder / CHAIN, CHAIN_MAX).decode()), True
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise
@@ -107,13 +110,21 @@ def make_fork(parent: Path, folder: Path, new: Chain) -> None:
 
 
 def write(folder: Path, new: Chain) -> None:
-    """Replace chain.toml: whoever reads it, also after a power cut, sees the old or the new one."""
+    """Replace chain.toml: whoever reads it, also after a power cut, sees the old or the new one.
+    Raises HostError for one that could not be read again, OSError.
+    """
+    text = chaintext.render(new)
+    if len(text.encode()) > CHAIN_MAX:
+        raise HostError(
+            f"what {folder / CHAIN} would have to hold is larger than {CHAIN_MAX} bytes",
+            fix=f"box snapshots {new.sandbox} --delete LABEL",
+        )
     temporary = folder / f".{CHAIN}.new"
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, _NEW_FILE, TOP_MODE)  # no link under this name is followed
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(chaintext.render(new))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         sync(folder)  # the layers it names, before the name that counts

@@ -11,18 +11,18 @@ from specs.errors import HostError
 LIMIT = 64 << 10  # bytes
 
 
-def read_small(path: Path) -> bytes:
+def read_small(path: Path, limit: int = LIMIT) -> bytes:
     """All bytes of the regular file `path`; follows no link under that name and never blocks.
 
-    Raises OSError, or HostError for what is no regular file or larger than LIMIT.
+    Raises OSError, or HostError for what is no regular file or larger than `limit` bytes.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise HostError(f"{path} is not a regular file", fix=f"mv {path} {path}.old")
-        data = file.read(LIMIT + 1)
-    if len(data) > LIMIT:
-        raise HostError(f"{path} is larger than {LIMIT} bytes", fix=f"mv {path} {path}.old")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise HostError(f"{path} is larger than {limit} bytes", fix=f"mv {path} {path}.old")
     return data
 
 

@@ -134,11 +134,11 @@ async def test_what_the_host_refuses_is_said(
     path = tmp_path / "box.sock"
 
     async def refused(*_: object) -> str:
-        raise PermissionError(errno.EACCES, "Permission denied", "/home/disks/down")
+        raise PermissionError(errno.EACCES, "Permission denied", "/srv/disks/down")
 
     async with serving(path) as service:
         monkeypatch.setattr(service.disks, "snapshot", refused)
         status, found = await ask(path, "POST", "/v1/sandboxes/down/snapshots")
     error = found["error"]
     assert status == 500 and error["message"] == "Permission denied"
-    assert error["where"] == "/home/disks/down" and error["fix"] == "ls -ld /home/disks/down"
+    assert error["where"] == "/srv/disks/down" and error["fix"] == "ls -ld /srv/disks/down"

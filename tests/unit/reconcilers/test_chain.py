@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcilers import chain, chainsteps, chaintext
-from reconcilers.chain import BASE, LAYERS_MAX, SNAPSHOTS_MAX, Chain, Layer, Origin
+from reconcilers.chain import (
+    BASE,
+    LAYERS_MAX,
+    MARKS_MAX,
+    SNAPSHOTS_MAX,
+    Applied,
+    Chain,
+    Layer,
+    Origin,
+    Snapshot,
+)
 from reconcilers.chainsteps import Commit, FileStep, Freeze, Make, Remove
-from reconcilers.smallfile import LIMIT
+from reconcilers.layers import CHAIN_MAX
 from specs.errors import BadName, BoxError, Conflict, HostError, UsageError
 
 NEW = Chain("oak", (Layer(BASE),))
@@ -185,11 +195,31 @@ def test_the_longest_chain_is_small_enough_to_be_read() -> None:
         )
         found = chain.restored(found, f"t{number:061}e", f"{number + 2000:016x}.qcow2", 99999)
     assert len(found.snapshots) == SNAPSHOTS_MAX
-    assert len(chaintext.render(found).encode()) < LIMIT
+    assert len(chaintext.render(found).encode()) < CHAIN_MAX
     with pytest.raises(HostError, match="64 snapshots"):
         chain.with_snapshot(
             chain.restored(found, f"s{0:061}e", "f" * 16 + ".qcow2", 1), "x", TAKEN, "0.qcow2", 1
         )
+
+
+def test_the_most_that_a_chain_can_name_is_small_enough_to_be_read() -> None:
+    """Layers that a fork shares are not merged, so each snapshot may have 32 of its own."""
+
+    def branch(number: int) -> tuple[Layer, ...]:
+        overlays = (f"{number:08x}{each:08x}.qcow2" for each in range(1, LAYERS_MAX))
+        return (Layer(f"{number:016x}.raw"), *(Layer(file, 16 << 20) for file in overlays))
+
+    taken = tuple(
+        Snapshot(f"s{number:061}e", TAKEN, 16 << 20, branch(number))
+        for number in range(SNAPSHOTS_MAX)
+    )
+    mark = f"{7:016x}.qcow2"
+    origin = Origin("o" * 63, TAKEN, branch(100), Applied(mark, TAKEN, branch(101)))
+    marks = ((mark, mark),) * MARKS_MAX
+    whole = Chain("a" * 63, branch(102), 16 << 20, taken, origin, marks)
+    text = chaintext.render(whole)
+    assert len(text.encode()) < CHAIN_MAX // 2
+    assert chaintext.parse(text) == whole
 
 
 def test_labels_are_words_and_each_is_used_once() -> None:

@@ -140,6 +140,29 @@ def test_a_disk_that_nobody_wrote_to_since_gets_no_layer_more(folder: Path) -> N
     assert len(checked(folder)) == 3
 
 
+def test_as_many_snapshots_of_as_many_layers_as_there_may_be_can_be_read(folder: Path) -> None:
+    """Of a disk whose layers a fork shares, so that they are not merged when snapshots go."""
+    for number in range(chain.LAYERS_MAX - 1):
+        mark(folder, b"%d" % number)
+        snapshots.take(folder, f"s{number:061}e", snapshots.now())
+    for each in snapshots.listed(folder)[:-1]:
+        snapshots.forget(folder, each.label)
+    for number in range(chain.SNAPSHOTS_MAX - 1):
+        snapshots.take(folder, f"t{number:061}e", snapshots.now())
+    assert len(snapshots.listed(folder)) == chain.SNAPSHOTS_MAX
+    assert disks.belongs_to(folder) == folder.name
+
+
+def test_a_chain_that_could_not_be_read_again_is_not_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = checked(folder)
+    monkeypatch.setattr(layers, "CHAIN_MAX", (folder / layers.CHAIN).stat().st_size + 10)
+    with pytest.raises(HostError, match="larger than"):
+        snapshots.take(folder, "one", snapshots.now())
+    assert checked(folder) == before
+
+
 def test_a_fork_shares_what_was_there_and_nothing_later(folder: Path) -> None:
     other = folder.with_name("try")
     snapshots.fork(folder, other, 16, NOW)
