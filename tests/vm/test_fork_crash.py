@@ -1,4 +1,4 @@
-"""kill -9 at seeded moments of fork and apply: the old or the new, nothing between or left.
+"""kill -9 at random moments of fork and apply: the old or the new, nothing between or left.
 
 What happens in the disks' folders is tried without machines, too, more often and at more moments:
 tests/unit/reconcilers/test_disks_killed.py, tests/unit/guestfiles/test_views.py.
@@ -9,14 +9,19 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
+from collections import Counter
 
 import pytest
 
-from tests.vm.harness import READY, SLOWNESS, TINY, Home, until
-from tests.vm.test_fork_changes import chain_of, stop
+from reconcilers import layers
+from reconcilers.chain import Layer
+from tests.moments import Moments
+from tests.vm.harness import READY, TINY, Home, until
+from tests.vm.strays import no_strays
+from tests.vm.test_fork_changes import chain_of, contents, stop
+from tests.vm.test_snapshots import written_on
 from tests.vm.test_transfer import is_clean
-from tests.vm.test_transfer_crash import exported, interrupted, tree_of
+from tests.vm.test_transfer_crash import cleared, exported, interrupted, tree_of
 
 pytestmark = [pytest.mark.needs_root]
 SEED = int(os.environ.get("BOX_TEST_SEED", "20261130"))
@@ -37,16 +42,31 @@ def applies(home: Home, rounds: int, part: int = 0) -> None:
     parent_of_version_0(home)
     home.box("fork", "oak", "try", "--wait", timeout=READY)
     stop(home, "try")
-    version = 0
-    for number in range(rounds):
-        home.box("data", "import", "try", str(tree_of(folder, number + 1)))
-        after, controller = chance.uniform(0.2, 9.0) * SLOWNESS, chance.random() < 0.7
-        told = f"seed {SEED} + {part}, round {number}: {after=:.2f} {controller=}"
-        interrupted(home, "fork", "apply", "try", after=after, controller=controller)
-        home.look_again()
-        is_clean(home)
-        found = exported(home, folder, number)
-        assert found in (version, number + 1), f"{told}: {found}"
+    moments = Moments(chance, rounds, home.path / "disks", home.path / "transfers", home.runtime)
+    home.box("data", "import", "try", str(tree_of(folder, 1)))
+    with moments.learned():
+        home.box("fork", "apply", "try")
+    version = number = 1
+    seen: Counter[str] = Counter()
+    for each in range(rounds):
+        if version == number:  # else it has yet to be applied
+            number += 1
+            home.box("data", "import", "try", str(tree_of(folder, number)))
+        before = chain_of(home, "oak"), contents(home, "oak")
+        controller = chance.random() < 0.7
+        with moments.one() as moment:
+            when, ended = interrupted(
+                home, "fork", "apply", "try", moment=moment, controller=controller
+            )
+        told = f"seed {SEED} + {part}, round {each}, {controller=}, {when}"
+        cleared(home)
+        found = version
+        if (chain_of(home, "oak"), contents(home, "oak")) != before:
+            found = exported(home, folder, each)
+            assert found == number, f"{told}: {found}"
+        outcome = ("new" if found == number else "old") + ", ended" * ended
+        print(f"{told}: {outcome}")
+        seen[outcome] += 1
         version = found
         for name in ("oak", "try"):
             chain_of(home, name)
@@ -57,31 +77,63 @@ def applies(home: Home, rounds: int, part: int = 0) -> None:
             home.box("data", "import", "oak", str(tree_of(folder, version)))
             home.box("fork", "oak", "try", "--wait", timeout=READY)
             stop(home, "try")
+    print(dict(seen))
+    assert rounds < 10 or "old" in seen, "killed before the end"
     # No conflict: whether it was applied or not, the fork is compared with what is so.
     home.box("fork", "apply", "try")
-    assert exported(home, folder, rounds) == rounds
+    assert exported(home, folder, rounds) == number
 
 
-def forks(home: Home, rounds: int) -> None:
-    chance = random.Random(SEED)
+def forks(home: Home, rounds: int, part: int) -> None:
+    chance = random.Random(SEED + part)
     parent_of_version_0(home)
     before = chain_of(home, "oak").layers
+    # Most in what is done to the disks, which takes some milliseconds of all the time.
+    moments = Moments(chance, rounds, home.path / "disks", clock=0.3)
+    with moments.learned():
+        home.put("first", f"{TINY}fork_of: oak\n")
+        until((home.path / "disks" / "first" / layers.CHAIN).exists, READY, "it is there")
+    home.box("delete", "first")
+    home.nothing_left("first")
+    seen: Counter[str] = Counter()
     for number in range(rounds):
-        name, after = f"try{number}", chance.uniform(0.0, 1.5) * SLOWNESS
-        told = f"seed {SEED}, round {number}: {after=:.2f}"
-        home.put(name, f"{TINY}fork_of: oak\n")
-        time.sleep(after)
-        home.stop(signal.SIGKILL)
-        folder = home.path / "disks" / name
+        name = f"try{number}"
+        folder, parent = home.path / "disks" / name, chain_of(home, "oak")
+        written_on(home.path / "disks" / "oak", parent)  # else it can be branched as it is
+        with moments.one() as moment:
+            home.put(name, f"{TINY}fork_of: oak\n")
+            when = moment()
+            home.stop(signal.SIGKILL)
+        told = f"seed {SEED} + {part}, round {number}, {when}"
         assert not folder.exists() or chain_of(home, name).origin is not None, told
+        outcome = "forked" if folder.exists() else "not yet"
+        outcome += ", parent has another top" * (len(layers_of(home, "oak")) > len(parent.layers))
+        print(f"{told}: {outcome}")
+        seen[outcome] += 1
         home.start()
-        home.ready(name)
-        assert home.run(name, "sh", "-c", "cat /data/d*/file1").stdout == b"0\n" * 51, told
+        until((folder / layers.CHAIN).exists, READY, f"it is there; {home.log()}")
+        shared = chain_of(home, name).layers[:-1]
+        assert shared == chain_of(home, "oak").layers[: len(shared)], told
+        for layer in shared:
+            assert (folder / layer.file).samefile(home.path / "disks" / "oak" / layer.file), told
+        if number % 5 == 0:
+            home.ready(name)
+            assert home.run(name, "sh", "-c", "cat /data/d*/file1").stdout == b"0\n" * 51, told
         assert chain_of(home, "oak").layers[: len(before)] == before
         left = [path.name for path in (home.path / "disks").iterdir() if path.name[0] == "."]
         assert left in ([], [".deleted"])
         home.box("delete", name)
         home.nothing_left(name)
+        no_strays(home)
+    print(dict(seen))
+    assert len(seen) > 1, "killed before it was forked, and afterwards"
+
+
+def layers_of(home: Home, name: str) -> tuple[Layer, ...]:
+    """Whatever else lies beside them."""
+    found = layers.read(home.path / "disks" / name)
+    assert found is not None
+    return found[0].layers
 
 
 @pytest.mark.timeout(500)
@@ -98,9 +150,10 @@ def test_many_applies_that_are_killed(home: Home, part: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1500)
-def test_many_forks_that_are_killed(home: Home) -> None:
-    forks(home, 30)
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("part", [1, 2])
+def test_many_forks_that_are_killed(home: Home, part: int) -> None:
+    forks(home, 15, part)
 
 
 @pytest.mark.long

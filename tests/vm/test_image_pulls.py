@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +18,13 @@ import pytest
 from reconcilers.images.builtin import BUSYBOX
 from reconcilers.images.store import Images
 from reconcilers.images.verify import open_verified
+from tests.moments import Moments
 from tests.registry import Registry, needs_registry, registry
 from tests.unit.images.layouts import Item, layer
 from tests.vm.cases import CaseHome, case_home, kill_vmm, replaced
 from tests.vm.harness import BOX, ROOT, TINY, until
 from tests.vm.people import person, persons_home
+from tests.vm.strays import no_strays
 from tests.vm.test_images import begun, pullers
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300), needs_registry]
@@ -159,28 +162,36 @@ def test_a_controller_killed_while_it_pulls_leaves_all_or_nothing(
     with home_of(served) as home:
         home.put("oak", TINY + f"base: {name}\nstate: stopped\n")
         until(lambda: home.generation("oak") or home.report("oak"), 30, "it is known")
-        began = time.monotonic()
-        home.box("build", "oak")
-        takes = time.monotonic() - began
-        for _ in range(rounds):
+        moments = Moments(dice, rounds, home.path / "images")
+        with moments.learned():
+            home.box("build", "oak")
+        seen: Counter[str] = Counter()
+        for number in range(rounds):
             images = Images(home.path / "images")
             for each in images.present():
                 assert images.discard(each, images.given)
             images.clear()
             images.forget([name])
-            watcher = subprocess.Popen(
-                [*BOX, "build", "oak"], env=home.env, cwd=ROOT,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
-            time.sleep(dice.uniform(0, takes))
-            home.stop(signal.SIGKILL)
+            with moments.one() as moment:
+                watcher = subprocess.Popen(
+                    [*BOX, "build", "oak"], env=home.env, cwd=ROOT,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+                when = moment()
+                home.stop(signal.SIGKILL)
             assert watcher.wait(60) in (0, 1), "whoever watches is told"
             until(lambda: not pullers(home), 20, "whoever fetched died with the controller")
             home.start()
             assert begun(home) == []
+            no_strays(home)
             for image in images.present().values():
                 assert image is not None, "whole, or not there"
                 os.close(open_verified(image))
+            outcome = "there" if images.present() else "not there"
+            print(f"round {number}, {when}: {outcome}")
+            seen[outcome] += 1
+        print(dict(seen))
+        assert rounds < 30 or len(seen) == 2, "killed before it was there, and afterwards"
         assert b"its image is ready" in home.box("build", "oak").stdout
         home.box("delete", "oak")
         home.nothing_left("oak")

@@ -16,6 +16,7 @@ import pytest
 
 from reconcilers.images.store import Images
 from reconcilers.images.verify import open_verified
+from tests.moments import Moments
 from tests.registry import Registry, needs_registry, registry
 from tests.unit.images.layouts import layer
 
@@ -60,23 +61,32 @@ def test_a_builder_killed_at_any_moment_leaves_all_or_nothing(
     served: Registry, tmp_path: Path, rounds: int
 ) -> None:
     name, dice = f"{served.host}/team/image:1", random.Random(rounds)
-    began = time.monotonic()
-    assert builder(tmp_path / "whole", name, served.home).wait() == 0
-    takes = time.monotonic() - began
-    images = Images(tmp_path / "cut")
-    for _ in range(rounds):
-        child = builder(tmp_path / "cut", name, served.home)
-        time.sleep(dice.uniform(0, takes))
-        child.send_signal(signal.SIGKILL)
+    moments = Moments(dice, rounds, tmp_path / "cut")
+    with moments.learned():
+        assert builder(tmp_path / "cut", name, served.home).wait() == 0
+    subprocess.run(["rm", "-r", str(tmp_path / "cut")], check=True)
+    images, outcomes = Images(tmp_path / "cut"), {"there": 0, "not there": 0}
+    for number in range(rounds):
+        if number % 3:  # else clearing away what the former one left is a part of it
+            images.sweep()
+        with moments.one() as moment:
+            child = builder(tmp_path / "cut", name, served.home)
+            when = moment()
+            child.send_signal(signal.SIGKILL)
         child.wait()
         limit = time.monotonic() + 30
         while working_in(tmp_path / "cut") and time.monotonic() < limit:
             time.sleep(0.05)
         assert working_in(tmp_path / "cut") == [], "what it had started died with it"
-        if (found := images.observe(name)) is not None:
+        found = images.observe(name)
+        outcomes[outcome := "there" if found is not None else "not there"] += 1
+        print(f"round {number}, {when}: {outcome}")
+        if found is not None:
             os.close(open_verified(found))
             for path in (tmp_path / "cut" / "refs.toml", found.path.parent):
                 subprocess.run(["rm", "-r", str(path)], check=True)
+    print(outcomes)
+    assert rounds < 30 or all(outcomes.values()), "killed before it was there, and afterwards"
     assert builder(tmp_path / "cut", name, served.home).wait() == 0
     found = images.observe(name)
     assert found is not None
