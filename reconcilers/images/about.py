@@ -7,7 +7,7 @@ become variables of commands in the guest.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,11 +19,17 @@ from specs.errors import HostError
 NAME = "about.json"
 VARIABLES_MAX = 1000  # as many as a Boxfile may have
 BYTES_MAX = 32 << 10  # together; they are part of a launch record
+FILE_MAX = 1 << 20  # bytes
+_UNUSED_MAX = 64 << 10  # characters of JSON, of each thing that is kept to be looked at alone
 
 
 def written(base: str, identity: str, settings: Settings, notes: Sequence[str]) -> str:
-    """The text of the file."""
-    said = {"base": base, "identity": identity, "notes": [*notes], "image": asdict(settings)}
+    """The text of the file. What of it an image has made too long to be read again is not in it."""
+    image = asdict(settings) | {"env": _variables(settings.env)}
+    long = [key for key in image if key != "env" and len(json.dumps(image[key])) > _UNUSED_MAX]
+    kept = {key: value for key, value in image.items() if key not in long}
+    told = [*notes, *(f"its {key} is too long to be kept" for key in long)]
+    said = {"base": base, "identity": identity, "notes": told, "image": kept}
     return json.dumps(said, indent=1) + "\n"
 
 
@@ -32,7 +38,7 @@ def on_top(base: Image, steps: int, left_out: int) -> str:
     holds for it as well.
     """
     try:
-        said = json.loads(read_small(base.path.parent / NAME))
+        said = json.loads(read_small(base.path.parent / NAME, FILE_MAX))
     except (OSError, HostError, ValueError, RecursionError):
         said = {}
     notes = [f"{left_out} FIFOs, sockets and devices are left out"] if left_out else []
@@ -46,7 +52,7 @@ def identity_of(folder: Path) -> str:
     as one that steps made in an older version.
     """
     try:
-        said = json.loads(read_small(folder / NAME))["identity"]
+        said = json.loads(read_small(folder / NAME, FILE_MAX))["identity"]
     except (OSError, HostError, ValueError, LookupError, TypeError, RecursionError):
         return ""
     return said if isinstance(said, str) else ""
@@ -57,11 +63,15 @@ def environment_of(image: Image) -> tuple[str, ...]:
     is left out, and an image that says nothing has none.
     """
     try:
-        said = json.loads(read_small(image.path.parent / NAME))["image"]["env"]
+        said = json.loads(read_small(image.path.parent / NAME, FILE_MAX))["image"]["env"]
     except (OSError, HostError, ValueError, LookupError, TypeError, RecursionError):
         return ()
+    return _variables(said if isinstance(said, list) else ())
+
+
+def _variables(said: Iterable[object]) -> tuple[str, ...]:
     found, size = list[str](), 0
-    for each in said if isinstance(said, list) else []:
+    for each in said:
         if not isinstance(each, str) or not _is_variable(each):
             continue
         size += len(each.encode())

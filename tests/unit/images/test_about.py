@@ -41,3 +41,21 @@ def test_what_is_no_variable_is_left_out_and_too_many_are_cut(tmp_path: Path) ->
     assert len(environment(tmp_path, many)) == about.VARIABLES_MAX
     large = json.dumps({"image": {"env": ["A=x", "B=" + "x" * about.BYTES_MAX]}})
     assert environment(tmp_path, large) == ("A=x",)
+
+
+def test_what_is_too_long_takes_nothing_else_along(tmp_path: Path) -> None:
+    """A configuration may have 4 MiB, in characters that JSON writes six bytes for."""
+    env = ("A=x", "B=" + "\u0001" * (about.BYTES_MAX - 20), "C=" + "x" * (3 << 20))
+    said = Settings(env=env, cmd=("\u0001" * (1 << 20),), entrypoint=("e",) * 500_000, user="u")
+    text = about.written("docker.io/library/x:1", "sha256:0", said, ["a note"])
+    assert len(text) < about.FILE_MAX
+    assert environment(tmp_path, text) == env[:2]
+    assert about.identity_of(tmp_path) == "sha256:0"
+    image = Image("d", "s", tmp_path / "root.squashfs")
+    again = about.on_top(image, 1, 0)
+    assert environment(tmp_path, again) == env[:2]
+    told = json.loads(text)
+    assert told["image"]["user"] == "u" and "cmd" not in told["image"]
+    assert told["notes"] == [
+        "a note", "its entrypoint is too long to be kept", "its cmd is too long to be kept",
+    ]  # fmt: skip
