@@ -29,6 +29,9 @@ from specs.errors import HostError
 from specs.imagename import Archive, Builtin, ImageName, Registry, Rootfs
 from specs.text import visible
 
+# Part of the identity of a tar file: what older versions made of one lacks names like `.wh.x`.
+_PLAIN = "names of whiteouts are names"
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -133,13 +136,13 @@ class _Tar:
         self, file: LocalFile, folder: Path, stop: threading.Event, kept: ExitStack
     ) -> None:
         self._file, self._folder, self._stop, self._kept = file, folder, stop, kept
-        self.identity = file.sha256(stop)
+        self.identity = f"{file.sha256(stop)} {_PLAIN}"
 
     def load(self) -> Loaded:
         plain = localfile.uncompressed(self._file, self._folder / "rootfs.tar", self._stop)
         archive = self._kept.enter_context(plain)
         merge = Merge()
-        merge.apply(entries(archive, 0))
+        merge.apply(entries(archive, 0), whiteouts=False)
         return Loaded(
             tree=merge.tree,
             source=lambda number: archive.fileno(),

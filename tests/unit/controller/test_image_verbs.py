@@ -67,7 +67,10 @@ class Made:
 
     async def built(self, name: str, *, pull: bool = False) -> Seen:
         await self.verbs.build(name, pull=pull)
-        return await self.ended(name)
+        seen = await self.ended(name)
+        for task in [*self.verbs._building.values()]:
+            await asyncio.wait({task})  # it tells how it ended, and then does what follows
+        return seen
 
     async def ended(self, name: str) -> Seen:
         progress = self.images.board.get(name)

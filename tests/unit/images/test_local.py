@@ -57,6 +57,17 @@ def test_a_tar_file_is_a_root(
     assert content(built, "bin/sh") == b"#!"
 
 
+def test_the_names_of_whiteouts_are_names_in_a_tar_file_of_a_root(
+    images: Images, tmp_path: Path
+) -> None:
+    """It is no layer, there is nothing beneath it that they could hide."""
+    names = ("kept", ".wh.kept", ".wh..wh..opq")
+    root = layer(("d", "d"), *((f"d/{name}", "-") for name in names))
+    (tmp_path / "root.tar").write_bytes(root)
+    built = images.build(f"rootfs:{tmp_path}/root.tar")
+    assert {f"d/{name}" for name in names} <= paths(built)
+
+
 def two_streams(data: bytes) -> bytes:
     """As `pixz` and `cat` leave them, with padding between and behind."""
     return lzma.compress(data[:700]) + bytes(8) + lzma.compress(data[700:]) + bytes(4)
