@@ -19,6 +19,7 @@ from agent.archive import (
     LONG,
     NUMBERS_MAX,
     RECORD,
+    SIZE_MAX,
     UNIT,
     USER,
     Kind,
@@ -207,6 +208,9 @@ class _Packing:
 
     def _file(self, name: bytes, held: int, facts: os.stat_result) -> None:
         number = 0
+        if facts.st_size > SIZE_MAX:
+            self._tell(name, f"longer than {SIZE_MAX >> 40} TiB, left out")
+            return
         if facts.st_nlink > 1:
             key = (facts.st_dev, facts.st_ino)
             if key in self._numbers:

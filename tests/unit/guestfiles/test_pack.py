@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -283,3 +284,18 @@ def test_a_directory_that_became_a_link_is_not_followed(
     path, _, found = packed(tree)
     assert [record.kind for record in found] == [Kind.FOLDER, Kind.LEAVE, Kind.END]
     assert SECRET not in path.read_bytes()
+
+
+def test_a_file_longer_than_any_is_left_out() -> None:
+    """Other file systems have them; an archive with one would be none."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        tree = Path(folder) / "tree"
+        tree.mkdir()
+        (tree / "kept").write_text("kept")
+        with open(tree / "long", "wb") as file:
+            file.truncate((16 << 40) + 1)
+        os.link(tree / "long", tree / "twin")
+        target, notes, _ = again(tree)
+        assert os.listdir(target) == ["kept"]
+    told = "longer than 16 TiB, left out"
+    assert notes.paths == [("long", told), ("twin", told)]
