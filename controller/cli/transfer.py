@@ -10,9 +10,11 @@ import contextlib
 import errno
 import json
 import os
+import signal
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from controller.cli import output
 from controller.cli.client import WORK_SECONDS, call
@@ -26,11 +28,31 @@ from reconcilers.layout import Layout
 from specs.errors import HostError, UsageError
 from specs.names import check_name
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
 
 def data(chosen: Namespace) -> int:
     layout, name = needed(), check_name(chosen.name)
     folder = Path(chosen.folder)
-    return {"export": _export, "import": _import}[chosen.action](layout, name, folder)
+    with _tidy_when_ended():
+        return {"export": _export, "import": _import}[chosen.action](layout, name, folder)
+
+
+@contextlib.contextmanager
+def _tidy_when_ended() -> Iterator[None]:
+    """What was begun is removed as after Ctrl-C when the terminal is closed, or a service stops."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    ours = [each for each in _ENDING if signal.getsignal(each) is signal.SIG_DFL]  # nohup: none
+    for each in ours:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _export(layout: Layout, name: str, folder: Path) -> int:
