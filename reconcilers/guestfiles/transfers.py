@@ -18,6 +18,7 @@ from pathlib import Path
 from specs.errors import HostError, UsageError
 
 ID = re.compile(r"[0-9a-f]{16}")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -30,7 +31,7 @@ def new(folder: Path) -> Iterator[tuple[str, int]]:
     at = _opened(folder)
     try:
         _hand_over(at, folder)
-        sweep(folder)
+        _sweep(at)  # what was opened: root may be in the home of somebody who changes it
         owner = os.fstat(at)
         while True:
             name = secrets.token_hex(8)
@@ -82,18 +83,23 @@ def existing(folder: Path, name: str) -> Iterator[int]:
 
 def sweep(folder: Path) -> None:
     """Remove what nobody uses any more. A folder that cannot be read keeps nobody from anything
-    else: whoever needs it is told by `new`.
+    else: whoever needs it is told by `new`. A link in its place is not followed.
     """
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return
-    for name in filter(ID.fullmatch, names):
+    with contextlib.suppress(OSError):
+        at = os.open(folder, _FOLDER)
+        try:
+            _sweep(at)
+        finally:
+            os.close(at)
+
+
+def _sweep(at: int) -> None:
+    for name in filter(ID.fullmatch, os.listdir(at)):
         with contextlib.suppress(OSError):  # in use, or gone
-            descriptor = os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(folder / name)
+                os.unlink(name, dir_fd=at)
             finally:
                 os.close(descriptor)
 
@@ -109,7 +115,7 @@ def _hand_over(at: int, folder: Path) -> None:
 
 
 def _opened(folder: Path) -> int:
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    at = os.open(folder, _FOLDER)
     facts = os.fstat(at)
     if facts.st_uid not in (os.geteuid(), os.stat(folder.parent).st_uid) or facts.st_mode & 0o022:
         os.close(at)

@@ -156,6 +156,29 @@ def test_what_is_no_folder_of_transfers_holds_no_scan_up(tmp_path: Path) -> None
         transfers.sweep(tmp_path / name)
 
 
+def test_only_what_is_in_the_folder_itself_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may be in the home of somebody, who lets it lead elsewhere at any moment."""
+    folder, other, name = tmp_path / "transfers", tmp_path / "other", "0123456789abcdef"
+    for each in (folder, other):
+        each.mkdir(mode=0o700)
+        (each / name).touch()
+    opened = transfers._opened
+
+    def swapped(path: Path) -> int:
+        at = opened(path)
+        folder.rename(tmp_path / "aside")
+        folder.symlink_to("other")
+        return at
+
+    monkeypatch.setattr(transfers, "_opened", swapped)
+    with transfers.new(folder):
+        assert not (tmp_path / "aside" / name).exists()
+    transfers.sweep(folder)
+    assert (other / name).exists()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it uses the home of somebody else")
 def test_what_root_makes_in_a_users_home_is_that_users(tmp_path: Path) -> None:
     """Else neither the user nor the controller could make a transfer there ever again."""
