@@ -108,10 +108,14 @@ def lease(descriptor: int, place: Place) -> bool:
 
 
 def create(place: Place, data: bytes) -> None:
-    """Make a new file, mode 0600; raises Conflict when something stands there, HostError else."""
+    """Make a new file, mode 0600, of the folder's owner where root makes it: their controller is to
+    read it. Raises Conflict when something stands there, HostError else.
+    """
     temporary = beside(place)
     try:
-        files.write_new(temporary.name, data, 0o600, dir_fd=place.folder)
+        facts = os.fstat(place.folder)
+        owner = (facts.st_uid, facts.st_gid) if os.geteuid() == 0 else None
+        files.write_new(temporary.name, data, 0o600, dir_fd=place.folder, owner=owner)
         try:
             syscalls.renameat2_noreplace(place.folder, temporary.name, place.folder, place.name)
         except OSError:

@@ -41,6 +41,15 @@ def test_created_then_unchanged_then_configured(boxes: Path) -> None:
 
 
 @pytest.mark.needs_root
+def test_what_root_creates_in_a_users_folder_is_that_users(boxes: Path) -> None:
+    """A Boxfile of root's, 0600, is one that the user's controller cannot read."""
+    os.chown(boxes, 1234, 2345)
+    assert apply_text(boxes, "teal", ONE, if_match=ABSENT) == "created"
+    facts = (boxes / "teal.box.yaml").stat()
+    assert (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)) == (1234, 2345, 0o600)
+
+
+@pytest.mark.needs_root
 @pytest.mark.parametrize("filename", ["teal.yaml", "teal.yml", "teal.box.yaml", "teal/Boxfile"])
 def test_the_file_that_exists_is_the_one_that_changes(boxes: Path, filename: str) -> None:
     path = boxes / filename
