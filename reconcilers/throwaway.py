@@ -114,11 +114,11 @@ class Throwaways:
     async def alone(self, name: str) -> AsyncIterator[HostNames]:
         """The names of the one machine of this name; nothing of it is there before or after."""
         names = self._names(name)
-        await asyncio.to_thread(self._remove, names)
+        await to_end(partial(self._remove, names))  # the next one may begin
         try:
             yield names
         finally:
-            await asyncio.shield(asyncio.to_thread(self._remove, names))
+            await to_end(partial(self._remove, names))
 
     def sweep(self) -> None:
         """End what an earlier controller left (blocking). Raises OSError, HostError."""
