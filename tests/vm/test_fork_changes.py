@@ -83,9 +83,14 @@ def test_an_ordinary_users_fork_is_compared_and_applied(home: Home) -> None:
         used.run("try", "sh", "-c", CHANGE)
         stop(used, "try")
         assert diff(used) == CHANGED
+        dry = used.box("fork", "apply", "try", "--dry-run")
+        assert b"16 changes of try would be applied to oak" in dry.stdout
         done = used.box("fork", "apply", "try")
         assert b"16 changes of try applied to oak" in done.stdout
         is_clean(used)
+        assert diff(used) == {}
+        assert b"What oak has stays" in used.box("fork", "discard", "try").stdout
+        assert not (used.boxes / "try.box.yaml").exists()
         used.put("oak")
         used.ready("oak")
         assert used.run("oak", "cat", "/data/src/main").stdout == b"one\ntwo\n"
