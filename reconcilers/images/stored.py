@@ -91,7 +91,9 @@ def _users(
             for digest in recipes.digests_of(images, spec):
                 users.setdefault(digest, set()).add(name)
         record = launchrecord.read(layout.launch_record(name))
-        if record is not None and (started := by_hash.get(record.image_sha256)):
+        if record is not None:
+            # One of an older version says only what is in its image, which another may hold, too.
+            started = record.image_digest or by_hash.get(record.image_sha256, "")
             users.setdefault(started, set()).add(name)
     return users
 
