@@ -143,13 +143,12 @@ class TagWatch:
 
     def _started_from(self, entry: Entry) -> str:
         """What the tag meant when the image of its VM was made; empty when that is not to stay."""
-        if (
-            entry.live is None
-            or entry.box is None
-            or not asks_the_same(entry.live.record, entry.box)
-        ):
+        if entry.live is None or entry.box is None or entry.asked_image:
             return ""
-        return identity_of(self._images.folder / entry.live.record.image_digest)
+        record = entry.live.record
+        if not asks_the_same(record, entry.box):
+            return ""
+        return identity_of(self._images.folder / record.image_digest)
 
     def _known(self, name: str) -> str:
         try:

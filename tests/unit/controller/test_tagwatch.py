@@ -152,6 +152,13 @@ async def test_a_vm_that_keeps_what_another_sandbox_moved_on_from_is_told_of(
     assert means.startswith(drift.desired) and drift.desired != drift.observed
     assert drift.action.endswith("box build ash --pull takes the other image")
     assert made.open == []
+    # One that is about to be replaced, since that was asked for, is none that stays.
+    ash.asked_image = made.images.digest_for(name)
+    made.watch.at_scan()
+    assert driftbook.is_open(ash.drift) == []
+    ash.asked_image = ""
+    made.watch.at_scan()
+    assert driftbook.is_open(ash.drift) != []
     # Its VM is another one by then.
     ash.live = made.entry.live
     made.watch.at_scan()
