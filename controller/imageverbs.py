@@ -140,10 +140,11 @@ class ImageVerbs:
         if pull:
             entry.asked_image = image.digest
             before = entry.live.record.image_digest or before if entry.live else before
-        if before and image.digest != before:
-            # Asked for, so that the VM which is replaced now is no drift.
-            entry.converged_generation = -1
-            self._inventory.event(entry, "pulled", f"{visible(base, 300)} is another image now")
+            if before and image.digest != before:
+                # Asked for, so that the VM which is replaced now is no drift.
+                entry.converged_generation = -1
+                text = f"{visible(base, 300)} is another image now"
+                self._inventory.event(entry, "pulled", text)
         self._wake(name)
 
     async def _allowed(self, spec: Boxfile) -> str:

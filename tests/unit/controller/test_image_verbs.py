@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,11 @@ from controller.records import Record
 from controller.store import Store
 from reconcilers import launchrecord
 from reconcilers.accel import Choice
-from reconcilers.builds import cache, recipes
+from reconcilers.builds import cache, engine, recipes
+from reconcilers.facts import Image
 from reconcilers.host import launch_key
 from reconcilers.images import sources
-from reconcilers.images.progress import Seen
+from reconcilers.images.progress import Progress, Seen
 from reconcilers.images.store import Images
 from reconcilers.images.verify import open_verified
 from reconcilers.launched import image_of
@@ -77,7 +79,8 @@ class Made:
         assert progress is not None
         limit = time.monotonic() + 60
         while time.monotonic() < limit:
-            if (seen := progress.seen()).state != "running":
+            seen = progress.seen()
+            if seen.state != "running" and name not in self.verbs._building:
                 return seen
             await asyncio.sleep(0.02)
         raise AssertionError(progress.seen())
@@ -135,6 +138,26 @@ async def test_who_did_not_ask_keeps_what_its_vm_was_started_from(made: Made) ->
     ash.converged_generation = ash.record.generation
     assert (await made.built("ash", pull=True)).digest == second
     assert (kept_image(ash, ash.box), ash.converged_generation) == ("", -1)
+
+
+async def test_only_a_pull_is_told_as_one(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it steps may be run again, with a network now, and the VM that runs stays."""
+    made.sandbox("web")
+    await made.built("web")
+    entry = made.inventory.entries["web"]
+    entry.converged_generation = entry.record.generation
+
+    async def other(
+        host: object, box: object, rules: object, progress: Progress, **_: Any
+    ) -> Image:
+        progress.succeeded("1" * 64)
+        return Image("1" * 64, "0" * 64, made.layout.images)
+
+    monkeypatch.setattr(engine, "build", other)
+    for pull in (False, True):
+        await made.built("web", pull=pull)
+        assert (entry.converged_generation == -1) is pull
+        assert bool(entry.asked_image) is pull
 
 
 async def test_what_stands_against_it_from_the_beginning_ends_it(made: Made) -> None:
