@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import time
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -190,6 +191,22 @@ def test_a_list_without_end_has_one(
     with pytest.raises(changes.TooMuch, match=said) as caught:
         of(tmp_path, data)
     assert caught.value.fix
+
+
+def test_whoever_takes_their_time_with_a_list_is_shown_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pager, which takes no more than it shows."""
+    (tmp_path / "archive").write_bytes(
+        written(*[Record(Kind.GONE, b"%04d" % number) for number in range(3000)])
+    )
+    monkeypatch.setattr(changes, "SECONDS_MAX", 1000.0)
+    descriptor = os.open(tmp_path / "archive", os.O_RDONLY)
+    entries = listed(descriptor)
+    next(entries)
+    monkeypatch.setattr(time, "monotonic", lambda: float("inf"))
+    assert sum(1 for _ in entries) == 2999
+    os.close(descriptor)
 
 
 def test_what_was_applied_is_told_though_its_list_has_no_end(
