@@ -14,6 +14,7 @@ from functools import lru_cache
 from reconcilers.chain import LAYERS_MAX
 from reconcilers.facts import Image
 from reconcilers.images.store import Images
+from reconcilers.launched import image_of
 from specs import recipe
 from specs.boxfile import Boxfile
 from specs.recipe import Step
@@ -108,9 +109,7 @@ def observe(images: Images, box: Boxfile, *, network: bool) -> Image | None:
 
 def makes_the_same(one: Boxfile, other: Boxfile) -> bool:
     """Whether both mean the same image, as long as their base does not move."""
-    if one.base != other.base or recipe.steps(one) != recipe.steps(other):
-        return False
-    return one.env == other.env or not recipe.steps(one)
+    return image_of(one) == image_of(other)
 
 
 def has_steps(box: Boxfile) -> bool:

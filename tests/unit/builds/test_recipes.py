@@ -61,6 +61,8 @@ def test_all_that_goes_in_changes_the_digest_and_nothing_else_does() -> None:
     assert recipe_of(box("true", ram_mib=1024, network="bridge"), BASE) == first
     assert makes_the_same(box("true"), box("true", ram_mib=1024))
     assert makes_the_same(box(env={"A": "b"}), box()), "no step sees it"
+    assert makes_the_same(box(base="debian"), box(base="docker.io/library/debian:latest"))
+    assert not makes_the_same(box(base="debian"), box(base="debian:12"))
 
 
 def test_an_image_whose_steps_had_no_network_is_another_one(tmp_path: Path) -> None:
