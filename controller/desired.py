@@ -62,7 +62,7 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
     return Desired(
         box,
         entry.run.key(key) if entry.run and key else key,
-        image=kept,
+        image=digest,
         look_up=box.pull is Pull.always and moves(box.base) and not entry.looked_up,
         suspended=entry.record.suspended,
         give_up_guest=entry.silent >= SILENT_LIMIT,

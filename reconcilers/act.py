@@ -34,7 +34,7 @@ from reconcilers.builds import engine, recipes
 from reconcilers.confinement.cgroup import Cgroup
 from reconcilers.confinement.policy import Confinement
 from reconcilers.diskacts import Held
-from reconcilers.facts import MIB, Disk, Image
+from reconcilers.facts import MIB, Disk
 from reconcilers.host import Host, features_of
 from reconcilers.launched import as_launched
 from reconcilers.launchrecord import LaunchRecord
@@ -213,15 +213,13 @@ class Actor:
 
     # -- VMM
 
-    async def _launch(self, key: str, kept: str) -> None:
+    async def _launch(self, key: str, digest: str) -> None:
         box, choice = self._wanted()
         await self._forget_live()
         uid = self._uid(box)
         confinement = self._policy(box, choice, uid)
-        images = self._host.images
-        network = self._host.steps_have_network()
-        image = images.at(kept) if kept else recipes.observe(images, box, network=network)
-        if not isinstance(image, Image):
+        image = self._host.images.at(digest)
+        if image is None:
             raise HostError("its root image is not built")
         group = self._host.cgroup(self._names)
         # A fresh group for each start: its counters then speak of this VMM alone.

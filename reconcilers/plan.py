@@ -35,7 +35,7 @@ class Desired:
 
     box: Boxfile | None
     key: str = ""
-    # The digest of the image that its VM keeps, whatever its base has come to mean; empty for none.
+    # The digest of the image in `key`, whatever its base comes to mean before its VM starts.
     image: str = ""
     # Deleting a sandbox whose Boxfile says `on_delete: erase` waits; until then its disk is left
     # alone.
@@ -229,7 +229,7 @@ def _data(box: Boxfile, observed: Observed) -> tuple[list[Step], Blocked | None]
 
 def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
     key, vmm = desired.key, observed.vmm
-    launch = steps.LaunchVmm("vmm", "running", "absent", key=key)
+    launch = steps.LaunchVmm("vmm", "running", "absent", key=key, image=desired.image)
     connect = steps.ConnectGuest("guest", "answering", "not connected", consequence=True)
     if not isinstance(vmm, Vmm):
         return [launch, connect]
@@ -242,11 +242,7 @@ def _vmm(box: Boxfile, desired: Desired, observed: Observed) -> list[Step]:
         else:
             # A host that cannot give it the network says so while the former VM still runs.
             found = [*network, stop]
-        return [
-            *found,
-            replace(launch, observed="being replaced", consequence=True, image=desired.image),
-            connect,
-        ]
+        return [*found, replace(launch, observed="being replaced", consequence=True), connect]
     found = _in_order(box, desired, vmm, observed)
     wanted = box.data.size_mib
     if observed.guest is not None and observed.guest.data_bytes < wanted * MIB:

@@ -187,7 +187,7 @@ class StopVmm(Step):
 @dataclass(frozen=True)
 class LaunchVmm(Step):
     key: str = ""
-    image: str = ""  # its digest; empty for what the base means
+    image: str = ""  # its digest, which is in `key`
 
     def describe(self) -> str:
         return "start a confined VMM"

@@ -78,12 +78,16 @@ def test_a_vmm_without_a_wall_is_killed_not_asked() -> None:
     assert [type(s).__name__ for s in planned[1:]] == ["LaunchVmm", "ConnectGuest"]
 
 
-def test_a_vmm_without_a_wall_comes_back_with_the_image_that_it_keeps() -> None:
-    vmm = replace(VMM, readings=(reading("replace"),))
-    for kept in ("", "1" * 64):
-        planned = plan(replace(WANT, image=kept), replace(CONVERGED, vmm=vmm)).steps
-        [launch] = [each for each in planned if isinstance(each, steps.LaunchVmm)]
-        assert (launch.image, launch.key) == (kept, KEY)
+@pytest.mark.parametrize(
+    "vmm",
+    [None, replace(VMM, key="o" * 64), replace(VMM, readings=(reading("replace"),))],
+    ids=["none", "another", "without a wall"],
+)
+def test_a_vm_starts_from_the_image_of_its_key(vmm: Vmm | None) -> None:
+    """Its base may mean another one until the former VM has ended."""
+    planned = plan(replace(WANT, image="1" * 64), replace(CONVERGED, vmm=vmm)).steps
+    [launch] = [each for each in planned if isinstance(each, steps.LaunchVmm)]
+    assert (launch.image, launch.key) == ("1" * 64, KEY)
 
 
 @pytest.mark.parametrize("mend", ["in place", "replace"])
