@@ -31,7 +31,6 @@ _LEFT_OUT: Mapping[int, str] = {
     Reason.SOCKET: "socket",
     Reason.CHARACTER_DEVICE: "device",
     Reason.BLOCK_DEVICE: "device",
-    Reason.UNKNOWN_KIND: "no file or folder",
 }
 _LOST: Mapping[int, str] = {
     Reason.UNREADABLE: "cannot be read",
