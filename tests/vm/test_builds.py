@@ -113,7 +113,8 @@ def test_a_full_disk_of_the_host_ends_a_build(small_home: Home) -> None:
     assert facts.f_bavail * facts.f_frsize > 8 << 20
 
 
-TRY = "(nc -w 5 {address} 443 < /dev/null > /etc/{name}) || true"
+# The nc of a guest may wait for the end of a connection for ever.
+TRY = "(timeout 20 nc -w 5 {address} 443 < /dev/null > /etc/{name}) || true"
 REACH = steps(
     TRY.format(address=PUBLIC4, name="public"),
     " ; ".join(TRY.format(address=each, name="host") for each in HOST[:1]),
