@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -61,6 +62,16 @@ def alive(pid: int, start_time: int) -> Stat | None:
     if stat is None or stat.dead or stat.start_time != start_time:
         return None
     return stat
+
+
+def ended(pid: int, start_time: int, seconds: float) -> bool:
+    """Whether this very process has ended, or does so within that time (blocking)."""
+    limit = time.monotonic() + seconds
+    while alive(pid, start_time) is not None:
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def require(pid: int, start_time: int) -> None:

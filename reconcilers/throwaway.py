@@ -37,6 +37,8 @@ from specs.errors import BoxError, ChannelError, ConfinementError, HostError, Re
 from specs.names import HostNames, is_name
 
 SHUTDOWN_SECONDS = 20.0
+# After SIGKILL, on a host that does much else.
+END_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ class Throwaways:
         if group.exists():
             group.kill()
             group.remove()
-        if record is not None and procfs.alive(record.pid, record.start_time) is not None:
+        # A process that was killed leaves its group first, and has ended a moment later.
+        if record is not None and not procfs.ended(record.pid, record.start_time, END_SECONDS):
             raise HostError(
                 f"an earlier machine of the same work (PID {record.pid}) does not end",
                 fix=f"see what holds it: cat /proc/{record.pid}/status",
