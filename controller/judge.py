@@ -108,7 +108,7 @@ def _ready(entry: Entry, observed: Observed, blocked: Blocked | None) -> Answer:
     box = entry.box
     if box is None:
         if entry.removing:
-            return Status.false, Reason.Stopped, "its Boxfile is gone"
+            return Status.false, Reason.Deleting, "its Boxfile is gone"
         return Status.false, entry.verdict.reason, "there is no good Boxfile for it yet"
     if entry.run is not None:
         return Status.false, Reason.Stopped, "a VM is there for one command of box run"

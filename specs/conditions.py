@@ -66,6 +66,7 @@ class Reason(StrEnum):
     Starting = "Starting"  # the VM is on its way up
     Stopping = "Stopping"  # `state: stopped`, and its VM has not ended yet
     Stopped = "Stopped"  # `state: stopped`, as asked for
+    Deleting = "Deleting"  # its Boxfile is gone, and the rest of it goes, or waits to be erased
     MountRefused = "MountRefused"  # a host directory is missing or may not be shared
     BackingOff = "BackingOff"  # the last attempt failed; the next one has a time
     VmmExited = "VmmExited"  # the VMM ended unasked

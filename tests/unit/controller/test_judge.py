@@ -22,3 +22,9 @@ def test_a_sandbox_counts_as_stopped_only_once_its_vm_has_ended() -> None:
     entry = Entry(Record("fern", spec=Boxfile(name="fern", state=State.stopped)))
     assert ready(entry, CONVERGED) == (Status.false, Reason.Stopping)
     assert ready(entry, replace(CONVERGED, vmm=None, guest=None)) == (Status.false, Reason.Stopped)
+
+
+def test_a_sandbox_that_is_being_deleted_is_not_called_stopped() -> None:
+    entry = Entry(Record("fern", spec=Boxfile(name="fern")), removing=True)
+    gone = replace(CONVERGED, vmm=None, guest=None)
+    assert ready(entry, gone) == (Status.false, Reason.Deleting)
