@@ -8,6 +8,9 @@ from typing import Any
 from controller.cli import words
 from controller.cli.words import Verb
 
+OF_FORKS = ("diff", "apply", "discard")
+"""What may stand behind `box fork` instead of a sandbox."""
+
 
 def add(verb: Verb) -> None:
     _transfer(verb)
@@ -71,7 +74,7 @@ def _fork(verb: Verb) -> None:
        box fork apply FORK [--theirs] [--dry-run] [-o json]
        box fork discard FORK"""
     made: Any = one.add_argument("words", metavar="NAME FORK", nargs=2, help="two sandboxes")
-    made.completer = words.known_names_or("diff", "apply", "discard")
+    made.completer = words.known_names_or(*OF_FORKS)
     one.add_argument("--stat", action="store_true", help="diff: only how much, by directory")
     one.add_argument("--theirs", action="store_true", help="apply: the fork wins every conflict")
     one.add_argument("--dry-run", action="store_true", help="apply: only say what would be done")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from controller.cli import output
+from controller.cli.diskwords import OF_FORKS
 from controller.cli.place import START, controller_runs, needed
 from reconcilers.layout import Layout
 from specs.boxfile import Boxfile, State
@@ -28,7 +29,7 @@ OPTIONS = {
 def fork(chosen: Namespace) -> int:
     """`box fork NAME FORK`, or `box fork diff`, `apply` or `discard FORK`."""
     first, second = chosen.words
-    special = first in ("diff", "apply", "discard")
+    special = first in OF_FORKS
     for option, belongs in OPTIONS.items():
         given = getattr(chosen, option) not in (False, "table")
         if given and (first not in belongs if special else belongs):
@@ -41,7 +42,15 @@ def fork(chosen: Namespace) -> int:
 
         act = {"diff": forkchanges.diff, "apply": forkchanges.apply}[first]
         return act(needed(), check_name(second), chosen)
-    return _make(needed(), check_name(first), check_name(second), chosen)
+    parent, name = check_name(first), check_name(second)
+    if name in OF_FORKS:
+        raise UsageError(
+            f'a fork named "{name}" would be taken for box fork {name}',
+            fix=f"box fork {name} {parent}, or choose another name",
+        )
+    if name == parent:
+        raise UsageError(f"{name} cannot be a fork of itself", fix="choose a name for the fork")
+    return _make(needed(), parent, name, chosen)
 
 
 def _make(layout: Layout, parent: str, name: str, chosen: Namespace) -> int:

@@ -225,3 +225,13 @@ def test_what_was_applied_is_told_though_its_list_has_no_end(
     told = capsys.readouterr()
     assert "7 changes of down applied to agent" in told.out
     assert "what is left out is not listed: the list of changes has more than 2000" in told.err
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("diff", b"box fork diff oak"), ("apply", b"box fork apply oak"), ("oak", b"choose a name")],
+)
+def test_a_fork_has_a_name_that_can_be_one(layout: Layout, name: str, fix: bytes) -> None:
+    done = box(layout.home, "fork", "oak", name)
+    assert done.returncode == 2 and fix in done.stderr, done.stderr
+    assert not list(layout.boxes.glob("*"))
