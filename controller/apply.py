@@ -118,7 +118,7 @@ def compare(place: Place, old: swap.Held, if_match: str | None) -> None:
         raise Conflict(
             "exists already",
             where=str(place.path),
-            fix="choose another name, or leave out the condition to replace it",
+            fix="choose another name; box get shows which there are",
         )
     if if_match is not None and digest_of(old.data) != if_match:
         raise swap.changed_meanwhile(place)

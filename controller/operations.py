@@ -38,6 +38,7 @@ from reconcilers.observe import (
     read_network,
     wanted_confinement,
 )
+from specs.boxfile import State
 from specs.drift import Event
 from specs.errors import BoxError, HostError, InvalidBoxfile, NotUp
 from specs.parse import parse_boxfile
@@ -208,9 +209,7 @@ class Operations:
         """Its VMM is held, whether or not its guest answers."""
         entry = self._entry(name)
         if entry.live is None or entry.record.spec is None:
-            raise NotUp(
-                f"{name} is not up", fix=f"box wait {name} --for Ready, or box describe {name}"
-            )
+            raise _not_up(name, entry)
         return entry, entry.live
 
     def _up(self, name: str) -> tuple[Entry, Live]:
@@ -221,7 +220,15 @@ class Operations:
                 fix=f"state: running in its Boxfile, or box run {name} when that has ended",
             )
         if live.client is None:
-            raise NotUp(
-                f"{name} is not up", fix=f"box wait {name} --for Ready, or box describe {name}"
-            )
+            raise _not_up(name, entry)
         return entry, live
+
+
+def _not_up(name: str, entry: Entry) -> NotUp:
+    """Whoever waits for one that is to be stopped waits in vain."""
+    if entry.box is not None and entry.box.state is State.stopped:
+        return NotUp(
+            f"{name} is stopped, as its Boxfile says",
+            fix=f"write state: running into it, or box run {name} for one command",
+        )
+    return NotUp(f"{name} is not up", fix=f"box wait {name} --for Ready, or box describe {name}")

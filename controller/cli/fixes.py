@@ -27,9 +27,9 @@ def fix_for(layout: Layout, name: str, wrong: Condition, failure: Failure | None
         case "RefusedByPolicy":
             return f"stay below the limits of {layout.policy}, or change them there"
         case "MountRefused":
-            if "use mode: ro" in wrong.message:
+            if "use mode: ro" in wrong.message or "chmod" in wrong.message:
                 return ""
-            return "share another directory, or put the missing one back; docs/mounts.md has rules"
+            return "share another directory, or make the missing one; docs/mounts.md has the rules"
         case "KvmNotUsable":
             return (
                 "write accel: tcg to accept emulation (for trying and testing), or see box doctor"

@@ -83,7 +83,7 @@ def _import(layout: Layout, name: str, folder: Path) -> int:
     finally:
         os.close(root)
     _tell(notes)
-    print(f"{output.safe(folder, 4096)} is in /data of {name}: {_summary(notes)}")
+    print(f"what {output.safe(folder, 4096)} holds is in /data of {name}: {_summary(notes)}")
     return 0
 
 

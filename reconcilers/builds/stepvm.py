@@ -58,7 +58,7 @@ class Steps:
             f"{visible(step.title, TITLE_MAX)}: {_words(how, self._seconds)}"
             + (f": {said}" if said else "")
             + lacking,
-            fix="change the step; its whole output: box build NAME",
+            fix="change the step; box build shows its whole output",
         )
 
     async def _ended(self, client: AgentClient, step: Step, last: deque[bytes]) -> Exit:

@@ -182,7 +182,8 @@ _FIXES: Mapping[str, str] = {
     "HTTP response to HTTPS client": 'say "insecure = true" of it in registries.conf, '
     "if it is to be reached without encryption",
     "certificate": "put the certificate of its authority into /etc/containers/certs.d/{host}/",
-    "no such host": "look at the name of the registry",
+    "no such host": "look at the name of the registry, and whether this host can resolve "
+    "names (DNS) and reach it",
     "connection refused": "look whether the registry runs",
     "no space left": "free space where the home of box is: df -h",
     "file too large": "choose an image with smaller layers",
