@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -258,7 +259,7 @@ class Throwaways:
             group.kill()
             group.remove()
         # A process that was killed leaves its group first, and has ended a moment later.
-        if record is not None and not procfs.ended(record.pid, record.start_time, END_SECONDS):
+        if record is not None and not _ended(record):
             raise HostError(
                 f"an earlier machine of the same work (PID {record.pid}) does not end",
                 fix=f"see what holds it: cat /proc/{record.pid}/status",
@@ -271,6 +272,13 @@ class Throwaways:
             layout.runtime.rmdir()  # unless another one is at work
         with contextlib.suppress(BoxError):
             self.host.release(name)
+
+
+def _ended(record: LaunchRecord) -> bool:
+    """Whether its VMM is over; one that no control group showed is ended here (blocking)."""
+    with contextlib.suppress(PermissionError):  # an ordinary user's has another identity
+        procfs.send(record.pid, record.start_time, signal.SIGKILL)
+    return procfs.ended(record.pid, record.start_time, END_SECONDS)
 
 
 def _raised(networks: Networks, names: HostNames, box: Boxfile) -> tuple[int, int]:

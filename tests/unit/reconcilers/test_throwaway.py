@@ -1,43 +1,31 @@
-"""Who waits for what of a throwaway machine; none is started."""
+"""What an earlier controller left of its machines."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import signal
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
+from reconcilers import launchrecord, procfs
 from reconcilers.throwaway import TRANSFERS, Throwaways
 from tests.unit.reconcilers.hosts import host_in
+from tests.unit.reconcilers.test_files import RECORD
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-async def test_whoever_gives_a_machine_up_waits_until_nothing_clears_up_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """Else what is still being removed is the next one's, which has the same name."""
+def test_one_that_no_control_group_shows_is_ended_all_the_same(tmp_path: Path) -> None:
+    """It may be at its very end, or its groups are out of sight."""
     machines = Throwaways(host_in(tmp_path), TRANSFERS)
-    calls, entered, go_on, ended = [0], threading.Event(), threading.Event(), threading.Event()
-
-    def slow(_: object) -> None:
-        calls[0] += 1
-        if calls[0] == (1 if when == "before" else 2):
-            entered.set()
-            assert go_on.wait(60)
-            ended.set()
-
-    async def use() -> None:
-        async with machines.alone("oak"):
-            pass
-
-    monkeypatch.setattr(machines, "_remove", slow)
-    using = asyncio.create_task(use())
-    await asyncio.to_thread(entered.wait, 60)
-    using.cancel()
-    await asyncio.sleep(0.05)
-    assert not using.done()
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await using
-    assert ended.is_set()
+    path = machines.host.layout.launch_record(machines.named("oak"))
+    path.parent.mkdir(parents=True, mode=0o700)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            stat = procfs.read_stat(process.pid)
+            assert stat is not None
+            record = replace(RECORD, pid=process.pid, start_time=stat.start_time)
+            launchrecord.write(path, record)
+            machines.sweep()
+            assert process.poll() == -signal.SIGKILL
+        finally:
+            process.kill()
+    assert not path.parent.exists()
