@@ -109,17 +109,16 @@ class Relay:
 
     def _take_frames(self) -> int | None:
         """Handle every whole frame received; the exit status once the last one has been."""
-        data = memoryview(bytes(self._incoming))
-        start = 0
-        while len(data) - start >= wire.HEADER.size:
-            kind, length = wire.HEADER.unpack_from(data, start)
+        while len(self._incoming) >= wire.HEADER.size:
+            kind, length = wire.HEADER.unpack_from(self._incoming)
             if length > wire.PAYLOAD_MAX:
                 raise NotUp(f"the controller sent a frame of {length} bytes")
-            end = start + wire.HEADER.size + length
-            if len(data) < end:
+            end = wire.HEADER.size + length
+            if len(self._incoming) < end:
                 break
-            payload = data[start + wire.HEADER.size : end]
-            start = end
+            payload = memoryview(bytes(self._incoming[wire.HEADER.size : end]))
+            # Before it is written: what Ctrl-C interrupts just afterwards is not written again.
+            del self._incoming[:end]
             if kind == wire.STDOUT:
                 _write(1, payload)
             elif kind == wire.STDERR:
@@ -128,8 +127,6 @@ class Relay:
                 return _exit_status(bytes(payload))
             elif kind == wire.ERROR:
                 return _say(bytes(payload))
-        if start:
-            self._incoming = bytearray(data[start:])
         return None
 
 
