@@ -83,7 +83,11 @@ def require(pid: int, start_time: int) -> None:
 
 
 def send(pid: int, start_time: int, number: signal.Signals) -> bool:
-    """Signal this very process; False when it has ended. Raises PermissionError."""
+    """Signal this very process; False when it has ended, or never began (0). Raises
+    PermissionError.
+    """
+    if pid <= 0:  # the record of a VMM that is about to start
+        return False
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -29,3 +29,12 @@ def test_one_that_no_control_group_shows_is_ended_all_the_same(tmp_path: Path) -
         finally:
             process.kill()
     assert not path.parent.exists()
+
+
+def test_one_that_had_not_begun_is_forgotten(tmp_path: Path) -> None:
+    machines = Throwaways(host_in(tmp_path), TRANSFERS)
+    path = machines.host.layout.launch_record(machines.named("oak"))
+    path.parent.mkdir(parents=True, mode=0o700)
+    launchrecord.write(path, replace(RECORD, pid=0, start_time=0))
+    machines.sweep()
+    assert not path.parent.exists()
