@@ -26,6 +26,8 @@ _NAMES = re.compile(rb"oci-layout|index\.json|blobs/sha256/[0-9a-f]{64}")
 _BLOBS = "blobs/sha256"
 # index.json is read whole by whoever looks an image up in it, and an image has few lines there.
 DOCUMENT_MAX = 4 << 20
+# Each is an inode of this host, which an empty one of 512 bytes costs, too; an image has some 130.
+FILES_MAX = 20_000
 _PIECE = 64 << 20
 
 
@@ -37,12 +39,16 @@ def unpack(file: LocalFile, folder: Path, stop: threading.Event) -> None:
     """
     (folder / _BLOBS).mkdir(parents=True)
     plain = folder.with_name(f"{folder.name}.tar")
+    taken = 0
     with uncompressed(file, plain, stop) as archive:
         for entry in entries(archive, 0):
             if stop.is_set():
                 raise GivenUp("the image is not wanted any more")
             name = entry.name.removeprefix(b"./")
             if _NAMES.fullmatch(name):
+                taken += 1
+                if taken > FILES_MAX:
+                    raise BadImage(f"the archive has more than {FILES_MAX} blobs")
                 _take(archive, entry, folder / name.decode(), stop)
     plain.unlink(missing_ok=True)
     file.unchanged()

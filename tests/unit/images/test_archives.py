@@ -163,6 +163,17 @@ def test_what_is_no_plain_file_makes_no_layout(
     nothing_begun(tmp_path / "images")
 
 
+def test_an_archive_of_blobs_without_end_is_refused(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ocilayout, "FILES_MAX", 2)
+    blobs = [(f"blobs/sha256/{digit * 64}", "-", b"") for digit in "abc"]
+    (tmp_path / "image.tar").write_bytes(layer(*blobs))
+    with pytest.raises(BadImage, match="more than 2 blobs"):
+        images.build(f"oci-archive:{tmp_path}/image.tar")
+    nothing_begun(tmp_path / "images")
+
+
 @needs_skopeo
 def test_an_archive_sends_nobody_into_the_network(tmp_path: Path, images: Images) -> None:
     """A manifest may say where else a layer is; whoever asks there asks for a stranger."""
