@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 from collections import Counter
@@ -132,6 +133,10 @@ def required() -> frozenset[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     required()
+    # A shell without job control lets what it runs in the background ignore Ctrl-C, and with it
+    # every program whose Ctrl-C a test tries.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not lanes.register(config):
         config.pluginmanager.register(FileTimes())
         config.pluginmanager.register(Failures(RESULTS))
