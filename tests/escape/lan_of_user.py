@@ -42,10 +42,17 @@ def looked(made: Any, last: str) -> dict[str, object]:
         done = subprocess.run(command, preexec_fn=enter, capture_output=True, text=True)
         return done.stdout + done.stderr
 
+    def heard(space: str) -> int:
+        """On a busy host a knock may come later than the suite waits."""
+        missing = set(wanted)
+        for _ in range(3):
+            missing -= made.knock(space, missing)
+        return len(set(wanted) - missing)
+
     return {
         "asked": len(wanted),
-        "beside": len(made.knock("beside", wanted)),
-        "host": len(made.knock("host", wanted)),
+        "beside": heard("beside"),
+        "host": heard("host"),
         "refused": refused,
         "change": made.sees_a_change(),
         "status": inside("grep", "-E", "^(Uid|Cap|NoNewPrivs)", "/proc/self/status"),

@@ -330,7 +330,8 @@ def test_timeout_seconds_ends_the_whole_tree(home: CaseHome) -> None:
     done = home.run("oak", "sh", "-c", script, check=False)
     took = time.monotonic() - began
     assert (done.returncode, done.stdout) == (124, b"begun\n")
-    assert 1.9 < took < 8
+    # By the guest's clock, which an emulated CPU on a busy host lets run faster than the host's.
+    assert 1 < took < 8
     home.put("oak")
     until(lambda: home.generation("oak") == generation + 2, 20, "the limit is gone")
     assert not guest_has(home, "sleep 700")
