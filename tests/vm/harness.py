@@ -104,6 +104,12 @@ class Home:
         """The argv that runs box as whom the controller runs as, with `env`."""
         return [*BOX, *arguments]
 
+    def asking(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A command of box that goes on meanwhile; nobody wants to know what it says."""
+        quiet = subprocess.DEVNULL
+        argv = self.command(*arguments)
+        return subprocess.Popen(argv, env=self.env, cwd=ROOT, stdout=quiet, stderr=quiet)
+
     def box(
         self, *arguments: str, check: bool = True, data: bytes | None = None, timeout: float = 120
     ) -> subprocess.CompletedProcess[bytes]:

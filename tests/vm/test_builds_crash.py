@@ -12,7 +12,7 @@ import pytest
 
 from tests.moments import Moments
 from tests.vm.building import BUILT, image_of, nothing_at_work, steps, whole_images
-from tests.vm.harness import BOX, PATIENCE, READY, ROOT, TINY, Home, until
+from tests.vm.harness import PATIENCE, READY, TINY, Home, until
 from tests.vm.strays import no_strays
 
 SEED = int(os.environ.get("BOX_TEST_SEED", "20261130"))
@@ -110,10 +110,7 @@ def test_killed_again_and_again_it_gets_on(home: Home, part: int) -> None:
             until(accepted, 60, "it is known")
         before, finished = set(whole_images(home)), kept(home)
         with moments.one() as moment:
-            asking = subprocess.Popen(
-                [*BOX, "build", "oak"], env=home.env, cwd=ROOT,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            asking = home.asking("build", "oak")
             when = moment()
             home.stop(signal.SIGKILL)
         asking.wait(60 * PATIENCE)

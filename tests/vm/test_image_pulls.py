@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ from tests.moments import Moments
 from tests.registry import Registry, needs_registry, registry
 from tests.unit.images.layouts import Item, layer
 from tests.vm.cases import CaseHome, case_home, kill_vmm, replaced
-from tests.vm.harness import BOX, ROOT, TINY, until
+from tests.vm.harness import TINY, until
 from tests.vm.people import person, persons_home
 from tests.vm.strays import no_strays
 from tests.vm.test_images import begun, pullers
@@ -173,10 +172,7 @@ def test_a_controller_killed_while_it_pulls_leaves_all_or_nothing(
             images.clear()
             images.forget([name])
             with moments.one() as moment:
-                watcher = subprocess.Popen(
-                    [*BOX, "build", "oak"], env=home.env, cwd=ROOT,
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                )  # fmt: skip
+                watcher = home.asking("build", "oak")
                 when = moment()
                 home.stop(signal.SIGKILL)
             assert watcher.wait(60) in (0, 1), "whoever watches is told"

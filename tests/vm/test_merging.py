@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from reconcilers import disk as disks
 from reconcilers import snapshots
 from reconcilers.chain import LAYERS_MAX, Chain, Layer
 from tests.vm import blocks
-from tests.vm.harness import BOX, PATIENCE, ROOT, TINY, Home, until
+from tests.vm.harness import PATIENCE, TINY, Home, until
 from tests.vm.people import person, persons_home
 from tests.vm.test_snapshots import chain_of
 from tests.vm.test_transfer import is_clean
@@ -116,10 +115,7 @@ def test_killed_at_any_moment_everybody_sees_what_was_there(home: Home) -> None:
         before = chain_of(home)
         ends_vmm = chance.random() < 0.4
         where = f"seed {seed}, round {number}, {ends_vmm=}"
-        argv = [*BOX, "snapshots", "oak", "--delete", label]
-        asking = subprocess.Popen(
-            argv, env=home.env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        asking = home.asking("snapshots", "oak", "--delete", label)
         if ends_vmm:
             until(lambda each=asking: home.helper_vmms() or each.poll() is not None, 60, where)  # type: ignore[misc]
             time.sleep(chance.uniform(0, 0.15))

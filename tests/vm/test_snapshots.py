@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import struct
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from reconcilers import disk as disks
 from reconcilers import layers
 from reconcilers.chain import Chain
 from tests.moments import Moments
-from tests.vm.harness import BOX, PATIENCE, READY, ROOT, TINY, Home, until
+from tests.vm.harness import PATIENCE, READY, TINY, Home, until
 from tests.vm.people import person, persons_home
 from tests.vm.strays import no_strays
 
@@ -187,10 +186,7 @@ def test_a_controller_killed_in_the_middle_leaves_the_old_disk_or_the_new_one(
         written_on(folder, before)
         verb = chance.choice(verbs)
         with moments[verb].one() as moment:
-            asking = subprocess.Popen(
-                [*BOX, *VERBS[verb]], env=home.env, cwd=ROOT,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            asking = home.asking(*VERBS[verb])
             when = moment()
             home.stop(signal.SIGKILL)
         asking.wait(60 * PATIENCE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.moments import Moments
-from tests.vm.harness import BOX, PATIENCE, ROOT, TINY, Home, until
+from tests.vm.harness import PATIENCE, TINY, Home, until
 from tests.vm.strays import no_strays
 from tests.vm.test_transfer import is_clean
 
@@ -60,10 +59,7 @@ def interrupted(
     """Start a command of box, and kill it or its controller at that moment; which one that was, and
     whether the command had ended before.
     """
-    with subprocess.Popen(
-        [*BOX, *arguments], env=home.env, cwd=ROOT, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
+    with home.asking(*arguments) as process:
         when = moment()
         ended = process.poll() is not None
         if controller:
