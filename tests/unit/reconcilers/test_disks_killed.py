@@ -22,8 +22,9 @@ from reconcilers import disk as disks
 from reconcilers import layers, snapshots
 from reconcilers.chain import Chain
 from reconcilers.snapshots import Moment
+from tests.unit.programs import needs_mke2fs
 
-pytestmark = pytest.mark.skipif(not shutil.which("mke2fs"), reason="e2fsprogs is missing")
+pytestmark = needs_mke2fs
 ROUNDS = 30 if os.environ.get("BOX_TEST_ALL") == "1" else 5
 SIZE_MIB = 8
 SEED = int(os.environ.get("BOX_TEST_SEED", "20261130"))
