@@ -115,6 +115,9 @@ async def _pump_out(command: Command, writer: asyncio.StreamWriter) -> None:
         "message": end.message,
         "limit": command.seconds,
     }
+    # The end of a connection waits for no reader, so here it is waited for that a client which
+    # pauses (in a pager, say) has taken everything.
+    writer.transport.set_write_buffer_limits(high=0)
     await _send(writer, wire.EXIT, json.dumps(result).encode())
 
 

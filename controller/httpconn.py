@@ -18,6 +18,8 @@ T = TypeVar("T")
 READ_PIECE = 64 * 1024
 LOOK_SECONDS = 0.5
 """How soon it is seen that a client has left that waits for a long answer."""
+FLUSH_SECONDS = 1.0
+"""How long a client may take what was written before the end of its connection."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +192,11 @@ class HttpConnection:
         """
         self.writer.close()
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(FLUSH_SECONDS):
                 await self.writer.wait_closed()
-        self.writer.transport.abort()
+        # asyncio's abort() fails on a connection that ended by itself while it was flushed.
+        if self.writer.get_extra_info("socket").fileno() >= 0:
+            self.writer.transport.abort()
 
 
 def reason_of(status: int) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from controller.home import ensure_home
 from reconcilers.layout import Layout
+from tests.unit.cli.hostservice import HostService, serving
 from tests.unit.controller.scanning import Scanner, record_opens
 
 
@@ -38,3 +39,11 @@ def layout(tmp_path: Path) -> Iterator[Layout]:
     found = ensure_home(tmp_path / "home")
     yield found
     shutil.rmtree(found.runtime)
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[tuple[HostService, Path]]:
+    """An API whose commands are real processes of this host, and its socket."""
+    path = tmp_path / "box.sock"
+    async with serving(path) as service:
+        yield service, path

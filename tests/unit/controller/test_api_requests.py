@@ -7,20 +7,12 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.cli.hostservice import HostService, serving
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[tuple[HostService, Path]]:
-    path = tmp_path / "box.sock"
-    async with serving(path) as service:
-        yield service, path
+from tests.unit.cli.hostservice import HostService
 
 
 class Unix(http.client.HTTPConnection):
