@@ -66,7 +66,6 @@ async def desired(entry: Entry, box: Boxfile | None, host: Host, inventory: Inve
         look_up=box.pull is Pull.always and moves(box.base) and not entry.looked_up,
         suspended=entry.record.suspended,
         give_up_guest=entry.silent >= SILENT_LIMIT,
-        build_network=build_network(inventory),
     )
 
 

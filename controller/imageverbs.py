@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from controller import mountrules
-from controller.desired import build_network, choose
+from controller.desired import choose
 from controller.entry import Entry, known
 from controller.inventory import Inventory
 from reconcilers.builds import cache, engine, recipes
@@ -114,7 +114,6 @@ class ImageVerbs:
     async def _build(self, name: str, entry: Entry, progress: Progress, pull: bool) -> None:
         spec = entry.record.spec
         assert spec is not None
-        base, network = spec.base, build_network(self._inventory)
         try:
             before = await self._allowed(spec)
         except (BoxError, OSError) as error:  # whoever watches would wait for ever
@@ -125,7 +124,7 @@ class ImageVerbs:
         def rules() -> Rules:
             return mountrules.rules_for(self._host, self._inventory, name)
 
-        building = engine.build(self._host, spec, rules, progress, network=network, again=pull)
+        building = engine.build(self._host, spec, rules, progress, again=pull)
         work = asyncio.ensure_future(building)
         try:
             while not work.done():
@@ -143,7 +142,7 @@ class ImageVerbs:
             if before and image.digest != before:
                 # Asked for, so that the VM which is replaced now is no drift.
                 entry.converged_generation = -1
-                text = f"{visible(base, 300)} is another image now"
+                text = f"{visible(spec.base, 300)} is another image now"
                 self._inventory.event(entry, "pulled", text)
         self._wake(name)
 

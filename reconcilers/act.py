@@ -139,7 +139,7 @@ class Actor:
     async def _build_image(self, step: steps.BuildImage) -> None:
         (box, _), rules, host = self._wanted(), self._mount_rules, self._host
         wanted = recipes.digest_for(host.images, box, network=host.steps_have_network())
-        made = await engine.for_start(host, box, rules, network=step.network, again=step.again)
+        made = await engine.for_start(host, box, rules, again=step.again)
         self.other_image = made.digest != wanted
 
     # -- identity and cgroup

@@ -53,8 +53,6 @@ class Desired:
     # Why the changed Boxfile cannot be had here. `box` and `key` are then what the live VM was
     # started with: it is kept in order, and no other one is started.
     held: str = ""
-    # Steps that build its image may reach the network.
-    build_network: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,7 @@ def _up(box: Boxfile, desired: Desired, observed: Observed) -> Plan:
         return Plan((before,))
     found: list[Step] = []
     if observed.image is None:
-        network = desired.build_network
-        found.append(steps.BuildImage("image", box.base, "absent", base=box.base, network=network))
+        found.append(steps.BuildImage("image", box.base, "absent", base=box.base))
         if not desired.key:  # what the base stands for, and so what to start, is known afterwards
             return Plan(tuple(found))
     if observed.uid is None:
@@ -168,7 +165,6 @@ def _looked_up_first(box: Boxfile, desired: Desired, observed: Observed) -> Step
         consequence=True,
         base=box.base,
         again=True,
-        network=desired.build_network,
     )
 
 

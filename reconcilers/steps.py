@@ -52,13 +52,10 @@ IMAGE_STEPS = ("build the root image", "look up ")
 
 @dataclass(frozen=True)
 class BuildImage(Step):
-    """`again`: what the base means is looked up anew, also when its image is here. `network`: the
-    steps of a build, if there are any, may have one.
-    """
+    """`again`: what the base means is looked up anew, also when its image is here."""
 
     base: str = ""
     again: bool = False
-    network: bool = False
 
     def describe(self) -> str:
         if self.again:

@@ -49,37 +49,34 @@ async def build(
     rules: Callable[[], Rules],
     progress: Progress,
     *,
-    network: bool,
     again: bool = False,
     patient: bool = False,
 ) -> Image:
     """The image that `box` starts from: that of its base, and its steps done on it.
 
-    `network`: the steps may have one. `again`: what the base stands for is looked up anew.
+    `again`: what the base stands for is looked up anew.
     `patient`: steps that failed a while ago are not run again. Cancelling this ends what runs, and
     clears it away. `progress` is told all of it, and how it ended.
 
     Raises StepFailed, BoxError, OSError.
     """
-    made = _made(host, box, rules, progress, network=network, again=again, patient=patient)
+    made = _made(host, box, rules, progress, again=again, patient=patient)
     return await building.told(progress, made)
 
 
-async def for_start(
-    host: Host, box: Boxfile, rules: Callable[[], Rules], *, network: bool, again: bool
-) -> Image:
+async def for_start(host: Host, box: Boxfile, rules: Callable[[], Rules], *, again: bool) -> Image:
     """`build` for a VM that is about to start. A step that failed is not run again in every pass,
     and what it printed stays. With `again` (`pull: always`) what cannot be looked up is not
     started, as container engines do it; the reason says so.
     """
-    has = network and not host.queue.lacks_network
+    has = host.steps_have_network()
     digest = digest_for(host.images, box, network=has)
     known = host.queue.failure(_tried(box, digest, has))
     if known is not None and not again:
         raise StepFailed(known.message, fix=known.fix)
     progress = host.images.board.begin(box.name)
     try:
-        return await build(host, box, rules, progress, network=network, again=again, patient=True)
+        return await build(host, box, rules, progress, again=again, patient=True)
     except StepFailed:
         raise
     except BoxError as error:
@@ -95,7 +92,6 @@ async def _made(
     rules: Callable[[], Rules],
     progress: Progress,
     *,
-    network: bool,
     again: bool,
     patient: bool,
 ) -> Image:
@@ -109,7 +105,7 @@ async def _made(
             taken.enter_context(host.images.taken(digest))
         async with host.queue.alone(recipe.digest, progress):
             lacking = host.queue.lacks_network if patient else ""
-            lacking = lacking if network else "policy.toml says build_network = false"
+            lacking = lacking if host.build_network() else "policy.toml says build_network = false"
             try:
                 return await _with_steps(host, box, base, recipe, lacking, progress, patient)
             except NoNetwork as error:

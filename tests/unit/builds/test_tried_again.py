@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from reconcilers.builds import engine, queue
-from reconcilers.builds.queue import NoNetwork, Queue, StepFailed
+from reconcilers.builds.queue import NoNetwork, StepFailed
 from reconcilers.builds.recipes import Recipe, recipe_of
 from reconcilers.facts import Image
 from reconcilers.host import Host
@@ -46,7 +46,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
         return BASE
 
     monkeypatch.setattr(building, "of_base", of_base)
-    return cast(Host, SimpleNamespace(queue=Queue(), images=Images()))
+    unused = cast(Any, None)
+    return Host(unused, unused, unused, cast(Any, Images()), unused, unused, {})
 
 
 @pytest.fixture
@@ -71,10 +72,10 @@ async def test_passes_do_not_run_a_failed_step_again_and_again(
 ) -> None:
     for _ in range(3):
         with pytest.raises(StepFailed, match="status 1"):
-            await engine.for_start(host, BOX, no_rules, network=True, again=again)
+            await engine.for_start(host, BOX, no_rules, again=again)
     assert len(runs) == 1
     with pytest.raises(StepFailed):
-        await engine.build(host, BOX, no_rules, Progress(), network=True)
+        await engine.build(host, BOX, no_rules, Progress())
     assert len(runs) == 2, "whoever asks for it has it run"
 
 
@@ -87,8 +88,9 @@ async def test_another_machine_is_another_try(
     """Nor does a sandbox whose machine is too small keep others with its recipe from starting."""
     other = BOX.model_copy(update={"name": "other", **change})
     for box, allowed in ((BOX, True), (other, network)):
+        host.build_network = partial(bool, allowed)
         with pytest.raises(StepFailed):
-            await engine.for_start(host, box, no_rules, network=allowed, again=False)
+            await engine.for_start(host, box, no_rules, again=False)
     assert runs == [BOX, other]
 
 
@@ -109,16 +111,17 @@ async def test_a_build_that_the_host_gives_no_network_is_one_without(
             return Image(self.recipe.alone, "s", Path("root.squashfs"))
 
     monkeypatch.setattr(engine, "_Build", Lacking)
-    made = await engine.for_start(host, BOX, no_rules, network=True, again=False)
+    made = await engine.for_start(host, BOX, no_rules, again=False)
     recipe = recipe_of(BOX, BASE.digest)
     assert recipe is not None and made.digest == recipe.alone != recipe.digest
     assert tried == ["", "nft is missing"] and host.queue.lacks_network == "nft is missing"
-    assert await engine.for_start(host, BOX, no_rules, network=True, again=False) == made
+    assert await engine.for_start(host, BOX, no_rules, again=False) == made
     assert tried[2:] == ["nft is missing"]
     # Whoever asks for it has it tried again.
-    await engine.build(host, BOX, no_rules, Progress(), network=True)
+    await engine.build(host, BOX, no_rules, Progress())
     assert tried[3:] == ["", "nft is missing"]
-    await engine.build(host, BOX, no_rules, Progress(), network=False)
+    host.build_network = lambda: False
+    await engine.build(host, BOX, no_rules, Progress())
     assert tried[5:] == ["policy.toml says build_network = false"]
     monkeypatch.setattr(queue, "AGAIN_SECONDS", 0.0)
     host.queue.network("nft is missing")

@@ -288,17 +288,6 @@ def test_what_the_base_means_is_looked_up_before_another_vm_starts_and_only_then
     assert isinstance(step, steps.BuildImage), "the former VM runs on meanwhile"
 
 
-@pytest.mark.parametrize("network", [True, False])
-@pytest.mark.parametrize("look_up", [True, False])
-def test_steps_of_a_build_have_the_network_that_the_policy_allows(
-    network: bool, look_up: bool
-) -> None:
-    want = replace(WANT, look_up=look_up, build_network=network)
-    step = plan(want, replace(CONVERGED, image=None, vmm=None, guest=None)).steps[0]
-    assert isinstance(step, steps.BuildImage)
-    assert (step.network, step.again) == (network, look_up)
-
-
 def test_a_vm_without_a_wall_does_not_run_on_while_a_registry_is_asked() -> None:
     vmm = replace(VMM, readings=(reading("replace"),))
     assert kinds(LOOKS, replace(CONVERGED, vmm=vmm)) == ["StopVmm"]
