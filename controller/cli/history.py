@@ -73,12 +73,10 @@ def _chosen_views(layout: Layout, name: str | None) -> list[View]:
 def events(chosen: Namespace) -> int:
     layout = needed()
     printed: dict[str, list[Event]] = {}
-    for name, event in _new_events(layout, chosen.name, printed):
-        _print_event(name, event, chosen.name is None)
+    _print_events(_new_events(layout, chosen.name, printed), chosen.name is None)
     while chosen.follow:
         time.sleep(FOLLOW_SECONDS)
-        for name, event in _new_events(layout, chosen.name, printed):
-            _print_event(name, event, chosen.name is None)
+        _print_events(_new_events(layout, chosen.name, printed), chosen.name is None)
     return 0
 
 
@@ -110,10 +108,15 @@ def _already(before: list[Event], now: list[Event]) -> int:
     return 0
 
 
-def _print_event(name: str, event: Event, with_name: bool) -> None:
-    who = [name] if with_name else []
-    cells = [event.time, *who, event.kind, one_line(event.message)]
-    print("  ".join(output.safe(cell, 1000) for cell in cells), flush=True)
+def _print_events(found: Iterator[tuple[str, Event]], with_name: bool) -> None:
+    rows = [
+        [event.time, *([name] if with_name else []), event.kind, one_line(event.message)]
+        for name, event in found
+    ]
+    shown = [[output.safe(cell, 1000) for cell in row] for row in rows]
+    sizes = output.widths(shown)
+    for row in shown:
+        print(output.line(row, sizes), flush=True)
 
 
 def logs(chosen: Namespace) -> int:

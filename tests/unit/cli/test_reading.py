@@ -1,11 +1,9 @@
-"""get, describe, drift, events, wait and logs: from files, with and without each of them."""
+"""get, describe, drift and wait: from files, with and without each of them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
 import subprocess
 import time
 import tomllib
@@ -147,69 +145,6 @@ def test_no_terminal_escape_gets_through(layout: Layout) -> None:
         assert done.returncode == 0, text(done)
         assert b"\x1b" not in done.stdout + done.stderr, verb
         assert b"\x07" not in done.stdout + done.stderr, verb
-
-
-def test_logs_keep_lines_and_tail(layout: Layout) -> None:
-    settle(layout)
-    assert box(layout.home, "logs", "fern").returncode == 1
-    layout.sandbox_runtime("fern").mkdir()
-    layout.console_log("fern").write_bytes(b"one\r\ntwo\nthree")
-    assert box(layout.home, "logs", "fern", "--console").stdout == b"one\ntwo\nthree"
-    assert box(layout.home, "logs", "fern", "--tail", "1").stdout == b"three"
-    layout.console_log("fern").unlink()
-    os.mkfifo(layout.console_log("fern"))
-    assert box(layout.home, "logs", "fern").returncode == 1
-
-
-def test_logs_follow_appended_and_replaced_logs(layout: Layout) -> None:
-    settle(layout)
-    layout.sandbox_runtime("fern").mkdir()
-    log = layout.console_log("fern")
-    log.write_bytes(b"one\n")
-    with following(layout, "logs", "fern") as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"one\n"
-        with log.open("ab") as file:
-            file.write(b"two\n")
-        assert child.stdout.readline() == b"two\n"
-        (log.parent / "next").write_bytes(b"again\n")
-        (log.parent / "next").rename(log)
-        assert child.stdout.readline() == b"again\n"
-        interrupt(child)
-
-
-def test_events_follow(layout: Layout) -> None:
-    settle(layout)
-    with following(layout, "events", "fern") as child:
-        assert child.stdout is not None
-        assert b"its VMM runs" in child.stdout.readline()
-        Store(layout).append_event("fern", Event(SINCE, "Stopped", "asked for", 2))
-        assert b"asked for" in child.stdout.readline()
-        interrupt(child)
-
-
-def test_get_watch_prints_what_changes(layout: Layout) -> None:
-    settle(layout)
-    with subprocess.Popen(
-        [*ARGV, "get", "--watch"], stdout=subprocess.PIPE, env=environment(layout.home)
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline().startswith(b"NAME")
-        assert child.stdout.readline().split()[:2] == [b"fern", b"True"]
-        settle(layout, conditions=(condition("Ready", "False", "VmmExited"),))
-        assert child.stdout.readline().split()[:2] == [b"fern", b"False"]
-        interrupt(child)
-
-
-def following(layout: Layout, *arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [*ARGV, *arguments, "--follow"], stdout=subprocess.PIPE, env=environment(layout.home)
-    )
-
-
-def interrupt(child: subprocess.Popen[bytes]) -> None:
-    child.send_signal(signal.SIGINT)
-    assert child.wait(10) == 130
 
 
 def test_drift_lists_open_and_corrected(layout: Layout) -> None:
