@@ -8,6 +8,7 @@ one controller, in a mount namespace of its own: no system file is edited but by
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import secrets
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +34,7 @@ from tests.vm.idblocks import block
 
 PACKAGES = ("specs", "agent", "reconcilers", "controller", "security", "examples")
 PYTHON = os.path.realpath(sys.executable)  # the system's own: others may run it
+USER_BUSY = 8  # what userdel(8) ends with
 COUNT = 64  # subordinate identities of a user; nobody else has the rest of its block either
 
 
@@ -108,7 +111,7 @@ def person(*, groups: bool = True) -> Iterator[Person]:
             ["useradd", "--no-create-home", "--home-dir", str(own), "--shell", "/bin/sh"]
             + ["--key", "SUB_UID_COUNT=0", "--key", "SUB_GID_COUNT=0", name],
             check=True,
-            timeout=20,
+            timeout=60,  # it waits for whoever else changes the users just now
         )
         try:
             made = Person(name, folder, tree, str(site), first)
@@ -128,12 +131,38 @@ def person(*, groups: bool = True) -> Iterator[Person]:
                     os.kill(pid, signal.SIGKILL)
             until(lambda: not in_groups_of(made), 10, f"no group of {name} holds a process")
             for place in groups_of(made):
-                for each in [*sorted(place.rglob("*"), reverse=True), place]:
-                    if each.is_dir():
-                        each.rmdir()
+                remove_groups(place)
                 with contextlib.suppress(OSError):  # another user's are there
                     place.parent.rmdir()
-            subprocess.run(["userdel", name], check=True, timeout=20)
+            until(lambda: deleted(name), 20, f"the user {name} is deleted")
+
+
+def deleted(name: str) -> bool:
+    """Not as long as a process of the user is there, also one that has ended and that whoever
+    adopted it has not yet asked about.
+    """
+    done = subprocess.run(["userdel", name], capture_output=True, timeout=60)
+    assert done.returncode in (0, USER_BUSY), done
+    return done.returncode == 0
+
+
+def remove_groups(top: Path) -> None:
+    """A control group with all below it. A process that is just ending is listed in none any more,
+    and keeps its own a moment longer.
+    """
+    folders = (each for each in sorted(top.rglob("*"), reverse=True) if each.is_dir())
+    for each in (*folders, top):
+        until(partial(removed, each), 20, f"{each} is empty")
+
+
+def removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 def groups_of(someone: Person) -> list[Path]:
@@ -145,8 +174,11 @@ def groups_of(someone: Person) -> list[Path]:
 
 def in_groups_of(someone: Person) -> list[int]:
     """Processes in those, whatever identity they have."""
-    files = [file for place in groups_of(someone) for file in place.rglob("cgroup.procs")]
-    return [int(pid) for file in files for pid in file.read_text().split()]
+    found: list[int] = []
+    for folder in (each for place in groups_of(someone) for each, _, _ in os.walk(place)):
+        with contextlib.suppress(OSError):  # groups come and go meanwhile
+            found += map(int, Path(folder, "cgroup.procs").read_text().split())
+    return found
 
 
 def command_of(pid: int) -> str:
@@ -214,8 +246,10 @@ class PersonsHome(CaseHome):
         pairs = []
         for number, (path, text) in enumerate(self.replaced.items()):
             source = self._stand_in(number)
-            source.write_text(text)
-            source.chmod(0o755)
+            # A controller that runs already has this very file, and must never see a part of it.
+            if not source.exists() or source.read_text() != text:
+                source.write_text(text)
+                source.chmod(0o755)
             if not Path(path).exists():
                 Path(path).touch()
             pairs += [str(source), path]

@@ -24,7 +24,7 @@ import pytest
 
 from reconcilers.confinement.cgrouptree import top_tree
 from tests.vm.harness import until
-from tests.vm.people import PYTHON, Person, person
+from tests.vm.people import PYTHON, Person, person, remove_groups
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
 
@@ -86,14 +86,15 @@ def top(unified: Path, someone: Person) -> Iterator[Path]:
         yield made
     finally:
         until(lambda: not held(made), 20, f"processes {held(made)} have ended")
-        for folder in [*sorted(made.rglob("*"), reverse=True), made]:
-            if folder.is_dir():
-                folder.rmdir()
+        remove_groups(made)
 
 
 def held(group: Path) -> list[int]:
-    files = group.rglob("cgroup.procs")
-    return [int(pid) for file in files for pid in file.read_text().split()]
+    found: list[int] = []
+    for folder, _, _ in os.walk(group):
+        with contextlib.suppress(OSError):  # systemd removes its groups by itself
+            found += map(int, Path(folder, "cgroup.procs").read_text().split())
+    return found
 
 
 def given(group: Path, someone: Person) -> Path:
