@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -120,7 +121,8 @@ def test_killed_at_any_moment_everybody_sees_what_was_there(home: Home) -> None:
             until(lambda each=asking: home.helper_vmms() or each.poll() is not None, 60, where)  # type: ignore[misc]
             time.sleep(chance.uniform(0, 0.15))
             for pid in home.helper_vmms():
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it was done
+                    os.kill(pid, signal.SIGKILL)
         else:
             time.sleep(chance.uniform(0.1, 0.8))
             home.stop(signal.SIGKILL)

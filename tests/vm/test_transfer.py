@@ -13,7 +13,7 @@ import pytest
 
 from reconcilers.confinement.identity import IdentityRegistry
 from tests import hostile
-from tests.vm.harness import BOX, ROOT, TINY, Home, until
+from tests.vm.harness import BOX, ROOT, TINY, Home, folders_in, until
 from tests.vm.people import person, persons_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(400)]
@@ -45,10 +45,6 @@ def is_clean(home: Home) -> None:
         return found + [f"VMM {pid}" for pid in home.helper_vmms()] + claims_of_helpers(home)
 
     until(lambda: not left(), 60, lambda: f"nothing of a transfer is left: {left()}; {home.log()}")
-
-
-def folders_in(top: Path) -> list[Path]:
-    return [path for path in top.iterdir() if path.is_dir()]
 
 
 def claims_of_helpers(home: Home) -> list[str]:
