@@ -296,7 +296,7 @@ def test_changed_boxfile_with_a_refused_mount_leaves_the_vm_as_it_was(oak: Share
     assert oak.home.condition("nut", "Ready") == refused and oak.home.pid("nut") == pid
     assert oak.home.condition("nut", "Confined")[0] == "True"
     oak.home.put("nut", kept)
-    oak.home.ready("nut", 30)
+    oak.home.ready("nut")
     assert oak.home.pid("nut") == pid
     # What it has may not be shared any more either: now it goes, whatever else is wanted.
     oak.home.put("nut", changed)
@@ -346,7 +346,8 @@ def test_restarted_controller_adopts_the_helpers_with_their_vm(oak: Shares) -> N
 def test_controller_killed_between_helper_and_vmm_leaves_nothing(oak: Shares) -> None:
     home = oak.home
     others = helper_processes(home)
-    folders = [owned(oak.rw.parent / f"many{n}", 0o755) for n in range(4)]
+    # So many that the VMM is far away, however late the first of their helpers is seen.
+    folders = [owned(oak.rw.parent / f"many{n}", 0o755) for n in range(16)]
     home.put("kea", boxfile(*((each, f"/src/{n}", "ro") for n, each in enumerate(folders))))
     new = until(lambda: helper_processes(home) - others, 30, "the first helper runs")
     home.stop(signal.SIGKILL)
@@ -389,5 +390,5 @@ def test_as_many_mounts_as_a_boxfile_may_have_work_at_once(oak: Shares) -> None:
     assert found.decode().split() == [str(number) for number in range(20)]
     begun = time.monotonic()
     oak.home.box("verify", "may")
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     oak.delete("may")
