@@ -154,7 +154,7 @@ class Jail:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
-    def ended(self, seconds: float = 10) -> tuple[int, int]:
+    def ended(self, seconds: float = 60) -> tuple[int, int]:
         """(si_code, si_status) of its end, as waitid(2) reports it."""
         assert self.launched is not None
         ready, _, _ = select.select([self.launched.pidfd], [], [], seconds)
@@ -215,7 +215,7 @@ class Qmp:
                 return answer["return"]
 
 
-def wait_for(text: bytes, console: socket.socket, seconds: float = 60) -> bytes:
+def wait_for(text: bytes, console: socket.socket, seconds: float = 180) -> bytes:
     """What the console said up to and including `text`."""
     seen = b""
     deadline = time.monotonic() + seconds

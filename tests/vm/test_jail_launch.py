@@ -19,6 +19,7 @@ from reconcilers.confinement.launch import ORDER
 from reconcilers.confinement.rootview import RootFile, root_files
 from reconcilers.confinement.start import LaunchRequest, launch
 from specs.errors import ConfinementError
+from tests.vm.harness import until
 from tests.vm.jailed import QEMU, UID, Jail, jail, probe
 
 pytestmark = pytest.mark.needs_root
@@ -383,11 +384,7 @@ def test_start_ends_when_its_caller_dies_in_the_middle() -> None:
     assert done.returncode == -9, done.stderr
     group = Jail.group_of(done.stdout.strip())
     try:
-        deadline = 100
-        while group.procs() and deadline:
-            deadline -= 1
-            subprocess.run(["sleep", "0.05"], check=True)
-        assert group.procs() == []
+        until(lambda: group.procs() == [], 30, "neither of them runs")
     finally:
         group.kill()
         group.remove()
