@@ -17,7 +17,7 @@ from reconcilers.confinement.readback import read_vmm
 from tests.conftest import GUEST_KERNEL
 from tests.vm.jailed import QEMU, SANDBOX_OPTIONS, Jail, Qmp, initramfs, jail, wait_for
 
-pytestmark = pytest.mark.needs_root
+pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
 
 DISK = 16 * MIB
 # Writes, reads back, flushes, zeroes and discards; then reports sizes whenever the disk changes.
@@ -117,6 +117,7 @@ def test_running_guest_is_read_back_without_a_difference(guest: Guest) -> None:
     assert [reading for reading in readings if not reading.ok] == []
 
 
+@pytest.mark.quiet  # what shares the processors' caches costs it time, too
 def test_readback_of_a_running_guest_costs_under_three_milliseconds(guest: Guest) -> None:
     made = guest.jail
     assert made.launched is not None

@@ -47,12 +47,13 @@ def home() -> Iterator[PersonsHome]:
         yield made
 
 
+@pytest.mark.quiet
 def test_a_reader_that_stands_still_holds_up_nobody(home: PersonsHome) -> None:
     pid = home.pid(NAME)
     [reader] = home.running("insidereader")
     os.kill(reader, signal.SIGSTOP)
-    home.look_again()
     began = time.monotonic()
+    home.look_again()
     assert home.slowest_answer_until_gone(reader) < 3  # it is given up and ended after 5 s
     assert time.monotonic() > began + 3  # it was waited for
     home.look_again()
