@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 
@@ -21,6 +22,12 @@ def known(home: Home, *names: str) -> None:
 
 def state_of(home: Home, name: str) -> Path:
     return home.path / "state" / f"{name}.toml"
+
+
+def state_now(home: Home, name: str) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return state_of(home, name).read_bytes()
+    return b""
 
 
 def test_deleting_by_name_is_its_own_confirmation(home: Home) -> None:
@@ -68,7 +75,8 @@ def test_files_of_ours_that_somebody_broke_are_written_again(home: Home) -> None
     home.look_again()
     until(lambda: (home.path / "instance").exists(), 20, "the instance is back")
     assert home.instance == instance
-    until(lambda: b"oak" in state_of(home, "oak").read_bytes(), 20, "the record is back")
+    # First it is set aside, so for a moment there is none.
+    until(lambda: b"oak" in state_now(home, "oak"), 20, "the record is back")
     known(home, "oak")
     assert [p.name for p in (home.path / "state").glob("oak.toml.garbled-*")]
 
@@ -102,8 +110,7 @@ def test_refusals_are_in_the_events_and_in_the_log(home: Home) -> None:
 def test_a_removed_socket_is_made_again(home: Home) -> None:
     (home.path / "box.sock").unlink()
     home.look_again()
-    until(lambda: (home.path / "box.sock").exists(), 20, "the socket is back")
-    assert home.answers()
+    until(home.answers, 20, "somebody listens at a socket that is back")
     assert (home.path / "box.sock").stat().st_mode & 0o777 == 0o600
 
 
@@ -121,7 +128,7 @@ def test_a_controller_whose_lock_was_taken_away_steps_down_for_the_next(home: Ho
         second.start()
         first.send_signal(signal.SIGCONT)
         home.look_again()
-        assert first.wait(30) == 1
+        assert first.wait(60) == 1
     finally:
         second.stop()
         home.controller = None
@@ -132,7 +139,7 @@ def test_a_removed_lock_is_taken_again(home: Home) -> None:
     (home.path / "controller.lock").unlink()
     home.look_again()
     until(lambda: (home.path / "controller.lock").exists(), 20, "the lock is back")
-    assert home.box("controller", check=False, timeout=20).returncode != 0
+    assert home.box("controller", check=False).returncode != 0
 
 
 def test_a_file_dropped_while_the_controller_starts_is_seen_at_once(home: Home) -> None:
@@ -142,4 +149,4 @@ def test_a_file_dropped_while_the_controller_starts_is_seen_at_once(home: Home) 
         home.start()
         home.put(f"oak{number}", STOPPED)
         state = state_of(home, f"oak{number}")
-        until(state.exists, 5, f"round {number}: it is accepted long before the next timed scan")
+        until(state.exists, 10, f"round {number}: it is accepted long before the next timed scan")
