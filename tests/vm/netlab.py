@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -119,7 +119,12 @@ class Lab:
         log = self._log(label)
         command = [sys.executable, str(HERE / "canary.py"), str(log), self.word, address]
         self._started.append(subprocess.Popen([*self.enter(space), *command, *map(str, ports)]))
-        until(lambda: log.exists() and log.read_text(), 10, f"the canary {label} listens")
+        until(lambda: log.exists() and log.read_text(), 30, f"the canary {label} listens")
+
+    def listens(self, space: str, port: int) -> None:
+        """Wait until somebody takes TCP connections at this port."""
+        listing = ("ss", "-Hltn", f"sport = :{port}")
+        until(lambda: self.run(space, *listing), 30, f"somebody listens at {port}")
 
     def _log(self, label: str) -> Path:
         return self.folder / f"canary-{label}.log"
@@ -168,6 +173,11 @@ class NetHome(CaseHome):
         text = "".join(f"{door}\n" for door in doors).encode()
         done = self.box("exec", name, "-i", "--", "/tmp/dial", str(wait), data=text)
         return self.lab.answered(done.stdout.decode())
+
+    def knocks(self, name: str, asked: Iterable[str], open_ones: set[str]) -> None:
+        """Of the doors asked for, exactly these are open."""
+        asked = list(asked)
+        answered(lambda: self.knock(name, asked), open_ones)
 
     def shown(self, name: str) -> dict[str, str]:
         """What `box describe` shows of the network."""
@@ -255,6 +265,21 @@ def net_home(*, config: str = f'resolver = "{RESOLVER}"\n') -> Iterator[NetHome]
     ):
         home.lab = lab
         yield home
+
+
+def answered(knock: Callable[[], set[str]], open_ones: set[str]) -> None:
+    """Each of these answers sooner or later, and none other ever does. On a busy host an answer may
+    come later than a knock waits for it.
+    """
+
+    def all_of_them() -> bool:
+        found = knock()
+        assert found <= open_ones, found - open_ones
+        missing.difference_update(found)
+        return not missing
+
+    missing = set(open_ones)
+    until(all_of_them, 20, lambda: f"these answer: {missing}")
 
 
 def doors(addresses: Iterable[str], ports: Sequence[int] = (53, 443)) -> list[str]:

@@ -214,10 +214,14 @@ def test_a_guest_cannot_fill_the_hosts_table_of_connections(made: Made, beside: 
         return int(shown)
 
     gateway = mac(NAMES, "gateway")
-    spaces.inside(
-        V, lambda: knock(beside, guest, gateway, own.guest4.packed, CONNECTIONS_MAX + 999)
-    )
-    assert CONNECTIONS_MAX * 0.9 < connections() <= CONNECTIONS_MAX + 100
+    packets = partial(knock, beside, guest, gateway, own.guest4.packed, CONNECTIONS_MAX + 999)
+
+    def filled() -> bool:
+        spaces.inside(V, packets)
+        return connections() > CONNECTIONS_MAX * 0.9
+
+    until(filled, 20, "its share is taken, though a busy host loses some packets")
+    assert connections() <= CONNECTIONS_MAX + 100
 
 
 def knock(device: str, source: str, gateway: str, asker: bytes, count: int) -> None:

@@ -174,7 +174,7 @@ def test_nothing_passes_while_a_wall_is_missing_and_then_it_is_mended(
     moment = now()
     with stopped(home):
         sabotage(home)
-        time.sleep(0.2)  # what was on its way
+        time.sleep(0.7)  # what was on its way, also to a canary that a busy host lets wait
         since = time.time()
         time.sleep(1.5)
         assert home.lab.heard("world", since) == []

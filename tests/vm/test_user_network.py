@@ -39,7 +39,7 @@ from tests.vm.netlab import (
     ip,
 )
 from tests.vm.people import Person, person
-from tests.vm.usernet import NAME, SOME, TAPS, UserNetHome, device, reaches, user_home
+from tests.vm.usernet import NAME, SOME, TAPS, UserNetHome, device, knocks, reaches, user_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
 
@@ -74,7 +74,7 @@ def test_it_reaches_what_is_public_and_nothing_else(home: UserNetHome) -> None:
     forbidden = doors([*HOST, *PRIVATE])
     assert home.lab.knock([*public, *forbidden]) == {*public, *forbidden}
     began = time.time()
-    assert home.knock([*public, *forbidden, *doors(["127.0.0.1", "::1"])]) == set(public)
+    knocks(home, [*public, *forbidden, *doors(["127.0.0.1", "::1"])], set(public))
     assert home.lab.heard("host", began) == []
     # as connections of the host itself
     assert {line.split()[3] for line in home.lab.heard("world", began)} == {UP4, UP6}
@@ -83,7 +83,7 @@ def test_it_reaches_what_is_public_and_nothing_else(home: UserNetHome) -> None:
 def test_names_are_asked_through_the_gateway_alone(home: UserNetHome) -> None:
     gateway = home.report(NAME)["network"]["gateway4"]
     asked = [f"{kind} {gateway} {port}" for kind in ("tcp", "udp") for port in (53, 443)]
-    assert home.knock(asked) == {f"{kind} {gateway} 53" for kind in ("tcp", "udp")}
+    knocks(home, asked, {f"{kind} {gateway} 53" for kind in ("tcp", "udp")})
 
 
 def test_addresses_the_host_gets_later_are_behind_the_wall_too(home: UserNetHome) -> None:
@@ -99,7 +99,7 @@ def test_addresses_the_host_gets_later_are_behind_the_wall_too(home: UserNetHome
         home.look_again()
         rules = ("nft", "list", "table", "inet", "box")
         until(lambda: "198.51.98.0/24" in home.middle(*rules), 40, f"a rule; {home.log()}")
-        assert home.knock([*later, *SOME]) == set(SOME)
+        knocks(home, [*later, *SOME], set(SOME))
         home.mended(NAME, "network.rules")
     finally:
         ip("addr", "del", "198.51.99.9/32", "dev", "lan0", namespace=host)
@@ -256,7 +256,7 @@ def test_nothing_passes_while_a_wall_is_missing_and_then_it_is_mended(
     os.kill(home.controller.pid, signal.SIGSTOP)
     try:
         sabotage(home)
-        time.sleep(0.3)  # what was on its way
+        time.sleep(0.7)  # what was on its way, by processes that a busy host lets wait
         since = time.time()
         time.sleep(1.2)
         assert home.lab.heard("world", since) == []
@@ -284,7 +284,7 @@ def test_egress_changes_in_the_running_vm(home: UserNetHome) -> None:
     home.apply(f'{BOXFILE}egress: ["{PUBLIC4}:443", "{LAN4}:443", "[2001:db8::/32]:53"]\n')
     named = {*doors([PUBLIC4, LAN4], (443,)), *doors([PUBLIC6, OTHER6], (53,))}
     asked = doors([PUBLIC4, OTHER4, PUBLIC6, OTHER6, *HOST, *PRIVATE])
-    assert home.knock(asked) == named
+    knocks(home, asked, named)
     home.apply(BOXFILE)
     reaches(home)
     assert home.pid(NAME) == pid
@@ -358,7 +358,7 @@ def test_a_standard_one_has_the_same_walls(home: UserNetHome) -> None:
     home.ready(NAME)
     home.give_dialer()
     public, forbidden = doors([PUBLIC4, PUBLIC6]), doors([*HOST, *PRIVATE])
-    assert home.knock([*public, *forbidden]) == set(public)
+    knocks(home, [*public, *forbidden], set(public))
     assert status(home.helper("pasta"))["Uid"].split() == [str(home.owner.uid)] * 4
     home.box("delete", NAME)
     home.nothing_left(NAME)
@@ -383,7 +383,9 @@ def test_it_is_not_started_where_a_part_is_missing(
     with user_home(someone, lab, ("sh", "-c", script, "sh")) as home:
         home.put(NAME, BOXFILE)
         home.start()
-        until(lambda: home.report(NAME).get("failure"), 30, f"it is refused; {home.log()}")
+        until(lambda: home.report(NAME).get("failure"), 60, f"it is refused; {home.log()}")
         failure = home.report(NAME)["failure"]
         assert said in failure["message"], failure
-        assert home.vmms() == [] and home.helper("keeper") == 0
+        assert home.vmms() == []
+        # It is tried again now and then, with a keeper for as long as that takes.
+        until(lambda: not home.helper("keeper"), 30, f"its keeper has ended; {home.log()}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from tests.vm.harness import until
-from tests.vm.netlab import PUBLIC4, PUBLIC6, RESOLVER, Lab, dialer, doors
+from tests.vm.netlab import PUBLIC4, PUBLIC6, RESOLVER, Lab, answered, dialer, doors
 from tests.vm.people import Person, PersonsHome, in_groups_of, persons_home_of
 
 NAME = "elm"
@@ -38,9 +38,11 @@ class UserNetHome(PersonsHome):
         binary = {"keeper": "/usr/bin/sleep", "pasta": "/usr/bin/passt"}[role]
         wanted = os.stat(binary).st_ino
         for group in self.cgroups(NAME):
-            for pid in (group / "cgroup.procs").read_text().split():
-                if os.stat(f"/proc/{pid}/exe").st_ino == wanted:
-                    return int(pid)
+            with contextlib.suppress(OSError):  # a group that has gone since
+                for pid in (group / "cgroup.procs").read_text().split():
+                    with contextlib.suppress(OSError):  # a process that has
+                        if os.stat(f"/proc/{pid}/exe").st_ino == wanted:
+                            return int(pid)
         return 0
 
     def close(self) -> None:
@@ -103,6 +105,12 @@ def user_home_of(
 
 
 SOME = doors([PUBLIC4, PUBLIC6], (443,))
+
+
+def knocks(home: UserNetHome, asked: Iterable[str], open_ones: set[str]) -> None:
+    """Of the doors asked for, exactly these are open. As `netlab.NetHome.knocks`."""
+    asked = list(asked)
+    answered(lambda: home.knock(asked), open_ones)
 
 
 def reaches(home: UserNetHome) -> None:
