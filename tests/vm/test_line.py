@@ -177,20 +177,28 @@ class LeftAlone:
     """The settled `oak` while tests of other homes run: only its Boxfile is touched."""
 
     def __init__(self, oak: Home) -> None:
-        until(lambda: oak.condition("oak", "Ready")[0] == "True", READY, "ready")
-        time.sleep(1)
         self.oak = oak
-        self.before = self.now()
+        self.before = until(self.settled, READY, "what the tests before did is over and reported")
         self.since = time.monotonic()
         os.utime(oak.boxes / "oak.box.yaml")
+
+    def settled(self) -> tuple[int, dict[str, int]] | None:
+        """Its state, if nothing of it changes for a second."""
+        before = self.now()
+        time.sleep(1)
+        known = {kind: self.oak.condition("oak", kind)[0] for kind in ("Ready", "Drifted")}
+        same = before == self.now() and known == {"Ready": "True", "Drifted": "False"}
+        return before if same else None
 
     def now(self) -> tuple[int, dict[str, int]]:
         """Its process, and when each file of ours was written."""
         found = {}
         for folder in ("state", "observed", "disks"):
             for path in (self.oak.path / folder).rglob("*"):
-                # The guest itself may write to its own disk; everything else is ours.
-                if path.is_file() and path.suffix != ".raw":
+                # The guest itself may write to its disk, and its kernel may say on the console
+                # that the host lets it wait; everything else is ours.
+                of_guest = path.suffix == ".raw" or path.name.startswith("console.log")
+                if path.is_file() and not of_guest:
                     found[str(path)] = path.stat().st_mtime_ns
         return self.oak.pid("oak"), found
 
