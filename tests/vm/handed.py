@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 
 def hand_over(monitor: Path, path: str) -> None:
@@ -15,12 +16,20 @@ def hand_over(monitor: Path, path: str) -> None:
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(20)
             link.connect(str(monitor))
-            link.recv(4096)
-            link.sendall(b'{"execute":"qmp_capabilities"}')
-            link.recv(4096)
-            command = b'{"execute":"getfd","arguments":{"fdname":"secret"}}'
-            given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", secret))]
-            link.sendmsg([command], given)
-            assert b"return" in link.recv(4096)
+            with link.makefile("rb") as lines:
+                lines.readline()
+                link.sendall(b'{"execute":"qmp_capabilities"}')
+                _answered(lines)
+                command = b'{"execute":"getfd","arguments":{"fdname":"secret"}}'
+                given = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", secret))]
+                link.sendmsg([command], given)
+                _answered(lines)
     finally:
         os.close(secret)
+
+
+def _answered(lines: BinaryIO) -> None:
+    """The command was done. What the machine tells of itself meanwhile is no answer."""
+    while b'"event"' in (line := lines.readline()):
+        pass
+    assert b"return" in line, line
