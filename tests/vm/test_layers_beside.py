@@ -174,7 +174,7 @@ def replaced(home: Home, role: str, missing: str, argv: Callable[[Path], list[st
         program.parent.chmod(0o755)
         program.write_text(lacking.program(role))
         with open(home.path / "controller.log", "ab") as log:
-            done = subprocess.run(argv(program), env=home.env, stdout=log, stderr=log, timeout=60,
+            done = subprocess.run(argv(program), env=home.env, stdout=log, stderr=log, timeout=150,
                                   cwd="/")  # fmt: skip
         assert done.returncode == 0, home.log()
     finally:
@@ -187,7 +187,7 @@ def replaced(home: Home, role: str, missing: str, argv: Callable[[Path], list[st
     with among_its_mounts(home, culprit) if theirs else contextlib.nullcontext():
         home.start()
     until(lambda: not alive(made), 30, f"the VMM whose {role} has no {missing} ends; {home.log()}")
-    until(lambda: home.pid(NAME) not in (0, made), 30, f"another VMM; {home.log()}")
+    until(lambda: home.pid(NAME) not in (0, made), READY, f"another VMM; {home.log()}")
     told = events(home)[before:]
     assert [text for text in told if text.startswith(field)], told
 

@@ -201,7 +201,7 @@ def test_vmm_without_it_is_replaced_and_the_event_names_the_layer(
         before = len(events(oak, "drift"))
         oak.start()
         until(made.gone, 20, f"the VMM without {missing} is ended; {oak.log()}")
-        until(lambda: oak.pid("oak") not in (0, made.pid), 20, f"another VMM; {oak.log()}")
+        until(lambda: oak.pid("oak") not in (0, made.pid), READY, f"another VMM; {oak.log()}")
         told = events(oak, "drift")[before:]
         assert [text for text in told if text.startswith(f"{field}: ")], told
     finally:
