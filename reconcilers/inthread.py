@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -28,7 +29,10 @@ async def to_end(
     except asyncio.CancelledError:
         if stop is not None:
             stop.set()
-        await asyncio.wait({working})
+        while not working.done():
+            # Whoever cancels this once more, as the end of a controller does, waits as well.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({working})
         # An exception is seen so, and of no interest any more.
         if not working.cancelled() and working.exception() is None and unwanted is not None:
             unwanted(working.result())
