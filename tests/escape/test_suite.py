@@ -129,7 +129,13 @@ def no_hole(isolation: str, wanted: Sequence[str], words: Sequence[str]) -> None
         assert (told["isolation"], told["user"], told["passed"]) == (isolation, "root", True)
         assert differences(told) == []
         assert made.traces.instances, "no home was seen: nothing was compared"
-        assert made.traces.left() == []
+        nothing_left(made)
+
+
+def nothing_left(made: Running) -> None:
+    """Whoever was killed in the end may need a moment to be gone."""
+    left = made.traces.left
+    until(lambda: not left(), 10, lambda: f"nothing is left: {left()}")
 
 
 @pytest.mark.needs_root
@@ -149,7 +155,7 @@ def test_interrupted_suite_cleans_up(number: signal.Signals) -> None:
         assert made.process.returncode == 130, said
         assert "interrupted" in said
         assert made.told()["checks"] is not None
-        assert made.traces.left() == []
+        nothing_left(made)
 
 
 @pytest.mark.needs_root
@@ -174,6 +180,6 @@ def test_box_that_does_not_work_is_a_failure_and_not_a_pass() -> None:
     ids=["no box", "isolation", "check", "option"],
 )
 def test_wrong_call_answers_2(words: tuple[str, ...]) -> None:
-    done = subprocess.run([str(SUITE), *words], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([str(SUITE), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr and not done.stdout
