@@ -6,8 +6,6 @@ must leave nothing behind when it raises: no process, nothing in the cgroup, no 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import stat
 import time
@@ -23,6 +21,7 @@ from reconcilers.confinement.document import Bind, Document, Share
 from reconcilers.confinement.following import Follower, end
 from reconcilers.confinement.policy import SHARED_PATH, Confinement, UserNamespace
 from reconcilers.confinement.rootview import RootFile
+from reconcilers.inthread import to_end
 from specs.errors import ConfinementError
 from specs.names import HostNames
 from specs.reading import Reading
@@ -81,13 +80,10 @@ async def launch(request: LaunchRequest, *, root_files: Sequence[RootFile]) -> L
     cancelled it still waits for the launcher, which uses the caller's descriptors, and then ends
     what was started.
     """
-    work = asyncio.ensure_future(asyncio.to_thread(launch_blocking, request, root_files=root_files))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        with contextlib.suppress(ConfinementError):
-            await asyncio.to_thread(end, (await work).pidfd)
-        raise
+    return await to_end(
+        lambda: launch_blocking(request, root_files=root_files),
+        unwanted=lambda launched: end(launched.pidfd),
+    )
 
 
 def launch_blocking(request: LaunchRequest, *, root_files: Sequence[RootFile]) -> Launched:
