@@ -21,8 +21,10 @@ from reconcilers.confinement.rootview import RootFile, root_files
 from reconcilers.confinement.seccomp import load_profile
 from reconcilers.confinement.start import Launched, LaunchRequest, launch
 from reconcilers.confinement.wirepolicy import KEEPER, PASTA, PROFILES, wire_confinement
+from reconcilers.inthread import to_end
 from reconcilers.launchrecord import HelperRecord
 from reconcilers.network.addresses import mac
+from reconcilers.network.innerclient import Made
 from reconcilers.network.usernetworks import UserNetworks, link_device
 from specs.boxfile import Boxfile
 from specs.errors import ConfinementError, HostError
@@ -69,7 +71,7 @@ async def connect(wiring: Wiring, beside: list[HelperRecord], opened: ExitStack)
         raise HostError(f"the keeper of its namespaces ended at once: {error.strerror}") from error
     opened.callback(os.close, users)  # whose it is, is seen when the network is made in it
     process = (keeper.pid, keeper.start_time)
-    made = await asyncio.to_thread(wiring.networks.build, wanted, process)
+    made = await to_end(lambda: wiring.networks.build(wanted, process), unwanted=_let_go)
     for descriptor in (made.space, made.tap):
         opened.callback(os.close, descriptor)
     try:
@@ -81,6 +83,12 @@ async def connect(wiring: Wiring, beside: list[HelperRecord], opened: ExitStack)
         os.close(made.uplink)  # with pasta the uplink ends: nobody else may hold it
     await _until_ready(beside[-1], confinement_of(wiring.vmm, PASTA))
     return Wire(made.tap, made.space, users)
+
+
+def _let_go(made: Made) -> None:
+    """Of a network that nobody waits for any more: with its descriptors it ends."""
+    for descriptor in (made.space, made.tap, made.uplink):
+        os.close(descriptor)
 
 
 async def _start(
