@@ -139,7 +139,7 @@ def test_frozen_group_is_found_and_thawed(running: Jail, read_before: bool) -> N
     assert {each.mend for each in found} == {"in place"}, "a frozen guest must not be replaced"
     mended(running)
     # A version 1 group thaws in its own time, and its program is read from a thread that runs.
-    until(lambda: wrong(running) == [], 5, "every reading is right again")
+    until(lambda: wrong(running) == [], 20, "every reading is right again")
 
 
 def test_changed_resource_limit_is_found_and_mended(running: Jail) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.vm.cases import CaseHome, leftovers
 from tests.vm.drifts import of_host
-from tests.vm.harness import BOX, PATIENCE, READY, ROOT, SLOWNESS, until
+from tests.vm.harness import BOX, PATIENCE, READY, ROOT, SLOWNESS, folders_in, until
 from tests.vm.netlab import BOXFILE, NetHome, net_home
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(600)]
@@ -67,7 +67,7 @@ def everything(home: CaseHome) -> list[object]:
     """Whatever a VM has on the host, of which a stopped sandbox has nothing."""
     runtime = home.runtime.iterdir() if home.runtime.exists() else ()
     shown = home.host_shows() if isinstance(home, NetHome) else []
-    groups = [each for top in home.cgroups() for each in top.iterdir() if each.is_dir()]
+    groups = [each for top in home.cgroups() for each in folders_in(top)]
     return [*home.vmms(), *groups, *runtime, *home.spaces(), *shown, *leftovers(home)]
 
 

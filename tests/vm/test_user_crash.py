@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.harness import READY, until
+from tests.vm.harness import READY, folders_in, until
 from tests.vm.netlab import BOXFILE, built_lab, ip
 from tests.vm.people import Person, groups_of, person
 from tests.vm.usernet import UserNetHome, user_home_of
@@ -150,7 +150,7 @@ def converged(home: CrashHome, said: str) -> None:
         home.ready(name)
 
     def settled() -> bool:
-        groups = {p.name for group in home.cgroups() for p in group.iterdir() if p.is_dir()}
+        groups = {p.name for group in home.cgroups() for p in folders_in(group)}
         disks = {p.name for p in (home.path / "disks").iterdir() if not p.name.startswith(".")}
         with contextlib.suppress(OSError, ValueError):  # a launch.json that is not there yet
             return (
