@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import h11
 
+from reconcilers.letgo import let_go
+
 T = TypeVar("T")
 READ_PIECE = 64 * 1024
 LOOK_SECONDS = 0.5
@@ -108,9 +110,7 @@ class HttpConnection:
                     raise Gone
             return working.result()
         finally:
-            if not working.done():
-                working.cancel()
-                await asyncio.gather(working, return_exceptions=True)
+            await let_go(working)
 
     async def _body(self) -> bytes:
         if self._http.they_are_waiting_for_100_continue:

@@ -21,6 +21,7 @@ from reconcilers.builds import cache, engine, recipes
 from reconcilers.host import Host
 from reconcilers.images.progress import Progress, Seen
 from reconcilers.images.stored import Stored, stored
+from reconcilers.letgo import let_go
 from reconcilers.mounts import Rules
 from specs.boxfile import Boxfile
 from specs.errors import BoxError, HostError, RefusedByPolicy
@@ -133,9 +134,7 @@ class ImageVerbs:
                     return
             image = work.result()
         finally:
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+            await let_go(work)
         if pull:
             entry.asked_image = image.digest
             before = entry.live.record.image_digest or before if entry.live else before

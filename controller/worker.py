@@ -30,6 +30,7 @@ from reconcilers.act import Actor
 from reconcilers.diskacts import Held
 from reconcilers.facts import Disk, Observed, Vmm
 from reconcilers.host import Host
+from reconcilers.letgo import let_go
 from reconcilers.observe import observe
 from reconcilers.plan import Plan, plan
 from reconcilers.steps import Step
@@ -243,9 +244,7 @@ class Worker:
                     await self._meanwhile(entry, actor, step)
                     looked = time.monotonic()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            await let_go(task)
         task.result()
         return True
 

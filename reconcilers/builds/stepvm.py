@@ -18,6 +18,7 @@ from agent.process import Process
 from reconcilers import qmp
 from reconcilers.builds.queue import StepFailed
 from reconcilers.images.progress import LINE_MAX, Progress
+from reconcilers.letgo import let_go
 from reconcilers.throwaway import Machine
 from specs.errors import BoxError, ChannelError, HostError
 from specs.recipe import Step
@@ -127,9 +128,7 @@ async def watched(machine: Machine, work: Coroutine[Any, Any, T]) -> T:
                 )
         return working.result()
     finally:
-        if not working.done():
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
+        await let_go(working)
 
 
 def _words(how: Exit, seconds: float) -> str:
