@@ -50,13 +50,14 @@ DISTRIBUTION = "box-controller"
 
 async def _answering(live: Live) -> Hello | None:
     """What the guest said of itself when its channel was opened, if it still answers on it."""
-    if live.client is None:
+    client = live.client  # a pass may drop it meanwhile
+    if client is None:
         return None
     try:
-        await live.client.ping(PING_TIMEOUT)
+        await client.ping(PING_TIMEOUT)
     except BoxError:
         return None
-    return live.client.hello
+    return client.hello
 
 
 def installed_version() -> str:
