@@ -215,6 +215,16 @@ class Home:
         words = (f"{self.instance} {what}".encode() for what in HELPERS)
         return [hashlib.sha256(word).hexdigest()[:12] for word in words]
 
+    def another_vmm(self, name: str, former: int) -> int:
+        """Wait for the PID of another VMM than `former`; in between there may be no record."""
+
+        def found() -> int:
+            with contextlib.suppress(OSError, ValueError):
+                return 0 if (pid := self.pid(name)) == former else pid
+            return 0
+
+        return int(until(found, READY, lambda: f"{name} has another VMM; {self.log()}"))
+
     def vmms(self, name: str = "") -> list[int]:
         """PIDs of live VMMs of this home, found by their command line."""
         return marked(self.instance, name)
@@ -266,7 +276,7 @@ class Home:
         for instance in (self.instance, *self.helpers):
             for group in self.cgroups_of(instance):
                 for child in [*folders_in(group), group]:
-                    until(partial(_rmdir, child), 10, f"{child} is empty")
+                    until(partial(_rmdir, child), 30, f"{child} is empty")
         shutil.rmtree(self.runtime, ignore_errors=True)
         for space in self.spaces():
             subprocess.run(["ip", "netns", "delete", space], check=True)
@@ -296,6 +306,12 @@ def marked(instance: str, name: str = "") -> list[int]:
             if is_marked and b"qemu" in arguments[0]:
                 found.append(int(entry.name))
     return found
+
+
+def all_beneath(folder: Path) -> Iterator[Path]:
+    """As Path.rglob, which fails at a folder that goes while it looks."""
+    for top, folders, files in os.walk(folder):
+        yield from (Path(top) / name for name in (*folders, *files))
 
 
 def folders_in(group: Path) -> list[Path]:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import GUEST_KERNEL
 from tests.registry import needs_registry
-from tests.vm.cases import CaseHome, case_home, leftovers, names, undisturbed
+from tests.vm.cases import CaseHome, case_home, names, nothing_left_behind, undisturbed
 from tests.vm.harness import BOX, ROOT, TINY, until
 from tests.vm.idblocks import block
 
@@ -42,7 +42,7 @@ def test_c3_a_base_that_cannot_work_is_invalid_at_once_and_never_tried(home_c3: 
     home = home_c3
     with undisturbed(home):
         home.put("elm", TINY + "base: registry.invalid/Nope:0\n")
-        home.valid("elm", "InvalidBoxfile", seconds=3)
+        home.valid("elm", "InvalidBoxfile")
         message = home.message("elm", "Valid")
         assert message.startswith('elm.box.yaml:5:7: base: "Nope" has capitals')
         home.passes(3)
@@ -69,7 +69,9 @@ def test_c3_a_registry_that_does_not_answer_is_asked_ever_less_often(home_c3: Ca
         times = failures(home, "elm")
         waits = [after - before for before, after in pairwise(times)][:3]
         for number, wait in enumerate(waits):
-            assert wait > 2**number - 0.1, waits  # and an attempt takes its own time
+            # An attempt takes its own time; an event that a busy host wrote late is nearer to the
+            # next one.
+            assert wait > 2**number - 0.5, waits
         assert home.condition("elm", "ImageReady") == ("False", "BuildFailed")
         assert home.message("elm", "ImageReady").startswith(f"{base}: ")
         assert "connection refused" in home.message("elm", "ImageReady")
@@ -81,6 +83,7 @@ def test_c3_a_registry_that_does_not_answer_is_asked_ever_less_often(home_c3: Ca
         home.nothing_left("elm")
 
 
+@pytest.mark.quiet  # how long it waits between two attempts is the point
 @pytest.mark.parametrize("lacking", ["kernel", "qemu"])
 def test_c3_a_host_that_lacks_something_is_asked_ever_less_often(
     home_c3: CaseHome, lacking: str
@@ -106,7 +109,7 @@ def test_c3_a_host_that_lacks_something_is_asked_ever_less_often(
         assert str(missing) in shown
         assert "config.toml" in shown
         assert not (home.path / "disks" / name).exists()
-        assert leftovers(home) == []
+        nothing_left_behind(home)
         assert not [p for p in home.path.rglob("*") if p.name.startswith(".initramfs")]
         # The next attempt is seconds away; asked again, what was fixed on the host works at once.
         missing.symlink_to(real)
@@ -136,7 +139,7 @@ def test_s3_the_fourth_of_three_identities_waits_and_starts_when_one_is_freed() 
         assert "waits: all 3 identities" in home.message("oak", "Ready")
         assert "waits: all 3 identities" in home.box("describe", "oak").stdout.decode()
         assert home.vmms("oak") == []
-        assert leftovers(home) == []
+        nothing_left_behind(home)
         # long waits are for a host that changes rarely; here it is we who free an identity
         until(lambda: len(failures(home, "oak")) >= 4, 30, "the next attempt is 8 s away")
         home.run("elm", "sh", "-c", "echo private > /data/file; sync")

@@ -64,8 +64,7 @@ async def test_a_build_that_fails_as_its_sandbox_goes(
     monkeypatch.setattr(engine, "build", build)
     with nothing_logged():
         await made.verbs.build("web", pull=False)
-        while made.verbs._building:
-            await asyncio.sleep(0.01)
+        await asyncio.wait({made.verbs._building["web"]})
 
 
 async def test_an_answer_that_fails_as_the_controller_ends() -> None:
