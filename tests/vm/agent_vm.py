@@ -75,7 +75,7 @@ async def alive(guest: AgentClient, mark: str) -> int:
     return int(out)
 
 
-async def gone(guest: AgentClient, mark: str, within: float = 3.0) -> bool:
+async def gone(guest: AgentClient, mark: str, within: float = 20.0) -> bool:
     until = time.monotonic() + within
     while await alive(guest, mark):
         if time.monotonic() > until:

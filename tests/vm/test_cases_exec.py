@@ -231,7 +231,7 @@ def test_e3_a_vm_that_dies_meanwhile_is_an_error_of_its_own(home: CaseHome) -> N
     assert client.stdout is not None
     assert client.stdout.read(6) == b"begun\n"
     former = kill_vmm(home, "oak")
-    out, err = client.communicate(timeout=20)
+    out, err = client.communicate(timeout=60)
     assert (client.returncode, out) == (125, b"")
     assert re.match(rb"box: .*(stopped|broke).*command ran", err), err
     assert b"box describe" in err
@@ -245,9 +245,9 @@ def test_e3_a_killed_client_takes_its_command_with_it(home: CaseHome) -> None:
     )
     assert client.stdout is not None
     assert client.stdout.read(6) == b"begun\n"
-    until(lambda: guest_has(home, "sleep 7100"), 5, "it runs in a session of its own")
+    until(lambda: guest_has(home, "sleep 7100"), 20, "it runs in a session of its own")
     client.kill()
-    client.communicate(timeout=20)
+    client.communicate(timeout=60)
     until(lambda: not guest_has(home, "sleep 710"), 20, "the command died with its client")
 
 
@@ -331,10 +331,11 @@ def test_timeout_seconds_ends_the_whole_tree(home: CaseHome) -> None:
     took = time.monotonic() - began
     assert (done.returncode, done.stdout) == (124, b"begun\n")
     # By the guest's clock, which an emulated CPU on a busy host lets run faster than the host's.
-    assert 1 < took < 8
+    # None of its sleeps is shorter than an hour: a time limit that misses one would show.
+    assert 1 < took < 60
     home.put("oak")
     until(lambda: home.generation("oak") == generation + 2, 20, "the limit is gone")
-    assert not guest_has(home, "sleep 700")
+    until(lambda: not guest_has(home, "sleep 700"), 20, "the whole tree is gone")
     assert home.pid("oak") == pid
     flag = home.box("exec", "oak", "--timeout", "300ms", "--", "sleep", "9", check=False)
     assert flag.returncode == 124

@@ -145,7 +145,7 @@ def test_s3_the_fourth_of_three_identities_waits_and_starts_when_one_is_freed() 
         home.run("elm", "sh", "-c", "echo private > /data/file; sync")
         home.remove("elm")
         until(lambda: home.vmms("elm") == [], 20, "one is stopped")
-        until(lambda: (home.runtime / "oak").exists(), 5, "it starts as soon as one is free")
+        until(lambda: (home.runtime / "oak").exists(), 20, "it starts as soon as one is free")
         home.ready("oak")
         assert home.report("oak")["vmm"]["uid"] == uids["elm"]
         assert home.run("oak", "cat", "/data/file", check=False).returncode == 1

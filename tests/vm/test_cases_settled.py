@@ -111,7 +111,7 @@ def test_c6_a_second_controller_on_the_same_folder_refuses_to_start(home: CaseHo
                 env={**home.env, "BOX_HOME": str(through)},
                 cwd=ROOT,
                 capture_output=True,
-                timeout=20,
+                timeout=60,
             )
             assert done.returncode not in (0, 2)
             assert b"the watched folder" in done.stderr

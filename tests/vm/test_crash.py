@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.tracebacks import no_traceback
-from tests.vm.harness import READY, TINY, Home, until
+from tests.vm.harness import READY, TINY, Home, all_beneath, folders_in, until
 
 ALL = os.environ.get("BOX_TEST_ALL") == "1"
 KILLS = 60 if ALL else 6
@@ -25,7 +25,7 @@ def consistent(home: Home, wanted: set[str]) -> None:
     """Exactly one VMM, disk and cgroup for each wanted name, none for any other."""
 
     def good() -> bool:
-        found = {p.name for group in home.cgroups() for p in group.iterdir() if p.is_dir()}
+        found = {p.name for group in home.cgroups() for p in folders_in(group)}
         disks = {p.name for p in (home.path / "disks").iterdir() if not p.name.startswith(".")}
         runtime = {p.name for p in home.runtime.iterdir()}
         one_each = all(len(home.vmms(name)) == 1 for name in wanted)
@@ -37,7 +37,7 @@ def consistent(home: Home, wanted: set[str]) -> None:
             and runtime == wanted
         )
 
-    until(good, READY, f"exactly {sorted(wanted)}; {home.vmms()}; {home.log()}")
+    until(good, READY, lambda: f"exactly {sorted(wanted)}; {home.vmms()}; {home.log()}")
 
 
 def test_a_controller_killed_at_any_moment_converges_when_it_returns(home: Home) -> None:
@@ -68,8 +68,12 @@ def test_a_controller_killed_at_any_moment_converges_when_it_returns(home: Home)
                 home.remove(extra)
                 wanted.discard(extra)
         consistent(home, wanted)
-    until(lambda: home.run("oak", "true", check=False).returncode == 0, READY, "oak answers")
-    assert home.run("oak", "cat", "/data/file").stdout == b"precious\n", f"seed {seed}"
+    # Its VM may be one that is about to be replaced, so the first answer need not be the last.
+    until(
+        lambda: home.run("oak", "cat", "/data/file", check=False).stdout == b"precious\n",
+        READY,
+        f"oak has its data, seed {seed}; {home.log()}",
+    )
 
 
 def counts(home: Home) -> dict[str, int]:
@@ -80,11 +84,11 @@ def counts(home: Home) -> dict[str, int]:
         "descriptors": len(os.listdir(f"/proc/{controller}/fd")),
         "children": len(children),
         "vmms": len(home.vmms()),
-        "cgroups": sum(len([p for p in g.iterdir() if p.is_dir()]) for g in home.cgroups()),
+        "cgroups": sum(len(folders_in(group)) for group in home.cgroups()),
         "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
         "namespaces": len(network_namespaces()),
         "runtime": len(list(home.runtime.iterdir())),
-        "files": sum(1 for p in home.path.rglob("*") if ".deleted" not in p.parts),
+        "files": sum(1 for p in all_beneath(home.path) if ".deleted" not in p.parts),
     }
 
 
@@ -118,11 +122,11 @@ def test_rounds_of_create_and_delete_leave_no_trace(home: Home) -> None:
         # Fewer is fine: mounts and namespaces are the whole host's, and others may end theirs.
         return all(now <= before[what] for what, now in counts(home).items())
 
-    until(no_more, 20, f"{counts(home)} is no more than {before}")
+    until(no_more, 20, lambda: f"{counts(home)} is no more than {before}")
 
 
 def test_a_second_controller_refuses_to_start(home: Home) -> None:
-    second = home.box("controller", check=False, timeout=20)
+    second = home.box("controller", check=False, timeout=60)
     assert second.returncode != 0
     assert b"already runs" in second.stderr
     no_traceback(second.stderr)

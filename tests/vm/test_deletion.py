@@ -39,9 +39,10 @@ class Erasure:
         home.put("elm", TINY.replace("size_mib: 32", "size_mib: 32, on_delete: erase"))
         home.ready("elm")
         assert home.run("elm", "cat", "/data/file").stdout == b"precious\n"
+        began = time.monotonic()  # the minute begins with the removal, however long the VM stops
         home.remove("elm")
         until(lambda: home.vmms("elm") == [], 40, "stopped")
-        self.watch = threading.Thread(target=self._watch, args=(time.monotonic(),))
+        self.watch = threading.Thread(target=self._watch, args=(began,))
         self.watch.start()
 
     def _watch(self, began: float) -> None:
@@ -181,11 +182,11 @@ def test_a_guest_that_is_still_waited_for_does_not_delay_its_deletion(home: Home
     began = time.monotonic()
     home.box("delete", "oak")
     home.nothing_left("oak")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60  # a guest is waited for 90 s
 
 
 def test_erase_waits_a_minute(erasure: Erasure) -> None:
     erasure.watch.join()
-    assert 45 < erasure.gone_after < 90
+    assert 59 < erasure.gone_after < 90
     erasure.home.nothing_left("elm")
     assert not (erasure.home.path / "disks" / ".deleted").exists()

@@ -68,7 +68,7 @@ def begin(home: Home, script: str = BEGIN) -> None:
     home.ready("oak")
     home.run("oak", "sh", "-c", script)
     stop(home, "oak")
-    home.box("fork", "oak", "try", "--wait", timeout=READY)
+    home.box("fork", "oak", "try", "--wait", timeout=3 * READY)
 
 
 def stop(home: Home, name: str) -> None:

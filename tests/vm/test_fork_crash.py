@@ -40,7 +40,7 @@ def applies(home: Home, rounds: int, part: int = 0) -> None:
     chance = random.Random(SEED + part)
     folder = home.path.parent / "own"
     parent_of_version_0(home)
-    home.box("fork", "oak", "try", "--wait", timeout=READY)
+    home.box("fork", "oak", "try", "--wait", timeout=3 * READY)
     stop(home, "try")
     moments = Moments(chance, rounds, home.path / "disks", home.path / "transfers", home.runtime)
     home.box("data", "import", "try", str(tree_of(folder, 1)))
@@ -75,7 +75,7 @@ def applies(home: Home, rounds: int, part: int = 0) -> None:
             home.nothing_left("try")
             home.box("reset", "oak", "--discard")
             home.box("data", "import", "oak", str(tree_of(folder, version)))
-            home.box("fork", "oak", "try", "--wait", timeout=READY)
+            home.box("fork", "oak", "try", "--wait", timeout=3 * READY)
             stop(home, "try")
     print(dict(seen))
     assert rounds < 10 or "old" in seen, "killed before the end"
@@ -161,7 +161,7 @@ def test_many_forks_that_are_killed(home: Home, part: int) -> None:
 def test_without_room_in_the_parent_it_stays_as_it_was(home: Home) -> None:
     folder = home.path.parent / "own"
     parent_of_version_0(home)
-    home.box("fork", "oak", "try", "--wait", timeout=READY)
+    home.box("fork", "oak", "try", "--wait", timeout=3 * READY)
     stop(home, "try")
     for name, size in (("try", 16), ("oak", 12)):
         more = folder / f"more-{name}"

@@ -29,7 +29,7 @@ def test_a_fork_goes_its_own_way_and_neither_can_lose_its_data(home: Home) -> No
     assert refused.returncode == 1 and b"state: stopped" in refused.stderr
     stop(home)
     before = used(home.path / "disks")
-    home.box("fork", "oak", "try", "--wait", timeout=READY)
+    home.box("fork", "oak", "try", "--wait", timeout=3 * READY)
     again = home.box("fork", "oak", "try", check=False)
     assert again.returncode == 1, "the Boxfile of a fork was overwritten"
     # nothing of the 20 MiB was copied: the guest has only mounted it
@@ -97,4 +97,4 @@ def test_the_disk_of_a_fork_is_made_in_no_time(tmp_path: Path) -> None:
     print(f"fork of 2 GiB in use: {took * 1000:.1f} ms, {grew >> 10} KiB")
     found = layers.read(parent)
     assert found is not None and len(found[0].layers) == 2
-    assert took < 10  # measured: milliseconds; a busy host may take its time to write
+    assert took < 60  # measured: milliseconds; a busy host may take its time to write
