@@ -60,6 +60,7 @@ class FolderWatch:
         self._on_hint = on_hint
         self._observer: BaseObserver | None = None
         self._lock = threading.Lock()
+        self._hinting = threading.Lock()  # not the other: the observer holds its own meanwhile
         self._watches: dict[Path, tuple[tuple[int, int], ObservedWatch]] = {}
         self._storm = StormEnd(self._hint)
         # Watched folders that were deleted: their inode number may be given to the next one.
@@ -74,7 +75,7 @@ class FolderWatch:
 
     def stop(self) -> None:
         """Stop the threads; no hint comes after this returns."""
-        with self._lock:
+        with self._lock, self._hinting:
             observer, self._observer = self._observer, None
             self._watches.clear()
         self._storm.stop()
@@ -144,8 +145,9 @@ class FolderWatch:
         self._hint()
 
     def _hint(self) -> None:
-        if self._observer is not None:
-            self._on_hint()
+        with self._hinting:
+            if self._observer is not None:
+                self._on_hint()
 
 
 class Emitter(InotifyEmitter):

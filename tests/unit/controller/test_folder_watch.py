@@ -212,6 +212,28 @@ def test_stopping_ends_the_hints_the_threads_and_the_descriptors(boxes: Path, hi
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_a_hint_that_is_being_given_is_over_when_it_has_stopped(boxes: Path) -> None:
+    """It would go to an event loop that is closed by then. A replaced folder's has no observer."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hint() -> None:
+        begun.set()
+        may_end.wait(30)
+        ended.set()
+
+    watch = FolderWatch(boxes, hint)
+    watch.start()
+    watch._replaced()
+    assert begun.wait(30)
+    stopping = threading.Thread(target=watch.stop)
+    stopping.start()
+    stopping.join(0.5)
+    assert stopping.is_alive()
+    may_end.set()
+    stopping.join(30)
+    assert ended.is_set() and not stopping.is_alive()
+
+
 def test_stopping_amid_changes_is_no_error(
     boxes: Path, hints: Hints, caplog: pytest.LogCaptureFixture
 ) -> None:
