@@ -84,7 +84,7 @@ async def gone(guest: AgentClient, mark: str, within: float = 20.0) -> bool:
     return True
 
 
-async def works_again(guest: AgentClient, within: float = 30.0) -> bool:
+async def works_again(guest: AgentClient, within: float = 60.0) -> bool:
     """Whether commands start, waiting for the workloads' namespace to be made anew."""
     until = time.monotonic() + within
     while (await run(guest, "echo", "ok"))[1] != b"ok\n":
@@ -94,7 +94,7 @@ async def works_again(guest: AgentClient, within: float = 30.0) -> bool:
     return True
 
 
-async def prompt(guest: AgentClient, within: float = 30.0) -> bool:
+async def prompt(guest: AgentClient, within: float = 60.0) -> bool:
     """Whether a command is answered in less than a second, tried again for `within` seconds.
 
     A stream that blocks the others does so for as long as it lasts; a host that has no time for

@@ -90,7 +90,7 @@ class Home:
     def stop(self, how: int = signal.SIGTERM) -> None:
         if self.controller is not None:
             self.controller.send_signal(how)
-            self.controller.wait(30 * PATIENCE)
+            self.controller.wait(60 * PATIENCE)
             self.controller = None
 
     def log(self) -> str:
