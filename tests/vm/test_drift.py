@@ -215,4 +215,4 @@ def test_a_sandbox_that_becomes_strict_gets_an_identity_of_its_own(home: Home) -
     home.ready("oak")
     assert os.stat(f"/proc/{home.pid('oak')}").st_uid not in (shared, 0)
     assert home.run("oak", "cat", "/data/note").stdout == b"kept\n"
-    assert home.drift("oak") == []
+    assert home.drifted("oak") == []

@@ -51,7 +51,7 @@ def test_a_fork_goes_its_own_way_and_neither_can_lose_its_data(home: Home) -> No
     home.put("try", _with_vm(home))
     home.ready("try")
     assert home.run("try", "cat", "/data/file").stdout == b"fork\n"
-    assert home.drift("try") == []
+    assert home.drifted("try") == []
 
 
 def _text(home: Home) -> str:
