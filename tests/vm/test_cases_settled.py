@@ -68,6 +68,7 @@ def cpu_seconds(home: CaseHome) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.quiet  # a guest that is late for a ping has its report written
 def test_c4_settled_sandboxes_cost_no_write_and_next_to_no_cpu(home: CaseHome) -> None:
     with undisturbed(home, *RUNNING):
         before, used = written(home), cpu_seconds(home)
