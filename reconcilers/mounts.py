@@ -158,13 +158,15 @@ def _open_all(
     descriptors: list[int] = []
     judge = _Judge(rules)
     for index, mount in enumerate(box.mounts):
+        path = mount.host
         try:
-            at = opened.enter_context(opened_directory(expanded(mount.host)))
+            path = expanded(path)
+            at = opened.enter_context(opened_directory(path))
             why = _why_not(at, box, index, rules, judge)
         except OSError as error:
             if error.errno in _OURS_TO_BLAME:  # which says nothing about the directory
                 raise
-            refused.append(Refused(index, mount.host, _in_words(error)))
+            refused.append(_refusal(index, mount, path, _in_words(error)))
             continue
         if why:
             refused.append(_refusal(index, mount, at.path, why))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import resource
 import socket
 import subprocess
@@ -75,6 +76,15 @@ def test_read_only_file_system_cannot_be_shared_writable(tmp_path: Path) -> None
     allowed, refused = done.stdout.splitlines()
     assert allowed == "''"
     assert "mounted read-only: use mode: ro" in refused
+
+
+def test_home_that_is_meant_is_shown() -> None:
+    """It is that of the controller's user, who may be another one than whoever wrote the file."""
+    _, [refused] = mounts.look(box("~/no/such/directory"), NOTHING)
+    assert (
+        refused.host
+        == f"~/no/such/directory ({pwd.getpwuid(os.geteuid()).pw_dir}/no/such/directory)"
+    )
 
 
 def test_user_whom_nobody_knows_has_no_home_to_share() -> None:
