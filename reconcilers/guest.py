@@ -53,12 +53,12 @@ async def open_channel(
         client = await AgentClient.connect(
             reader, writer, token=bytes.fromhex(record.token), first=first, timeout=limit
         )
-    except BaseException:
+        if first:
+            record = replace(record, guest_boot_id=client.hello.boot_id)
+            launchrecord.write(layout.launch_record(name), record)
+    except BaseException:  # the guest has one port, which would be taken
         writer.close()
         raise
-    if first:
-        record = replace(record, guest_boot_id=client.hello.boot_id)
-        launchrecord.write(layout.launch_record(name), record)
     return client, record
 
 

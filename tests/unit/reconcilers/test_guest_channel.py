@@ -1,5 +1,6 @@
-"""A guest that is given up while it mounts gets its port back: the next attempt would find it taken
-for ever. The guest is a script, which never answers the mount; all else is the real thing."""
+"""A guest that is given up gets its port back: the next attempt would find it taken for ever. The
+guest is a script, all else is the real thing.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from agent.codec import ToHost
 from reconcilers import procfs, sockets, steps
 from reconcilers.accel import Choice
 from reconcilers.act import Actor
+from reconcilers.guest import open_channel
 from reconcilers.launchrecord import LaunchRecord
 from reconcilers.live import Live
 from reconcilers.mounts import Rules
@@ -65,16 +68,21 @@ def actor_in(folder: Path) -> Actor:
     )
 
 
+async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The guest's side of the handshake."""
+    await reader.readexactly(len(codec.RESYNC))
+    hello = await reader.readexactly(codec.HEADER.size + 54)
+    nonce = hello[codec.HEADER.size :][: codec.NONCE_SIZE]
+    writer.write(codec.SYNC_MARK + nonce)
+    writer.write(codec.encode(ToHost.HELLO_ACK, 0, HELLO.encode()))
+
+
 async def test_connection_is_closed_when_its_mounts_are_given_up(folder: Path) -> None:
     actor = actor_in(folder)
     asked, closed = asyncio.Event(), asyncio.Event()
 
     async def guest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(len(codec.RESYNC))
-        hello = await reader.readexactly(codec.HEADER.size + 54)
-        nonce = hello[codec.HEADER.size :][: codec.NONCE_SIZE]
-        writer.write(codec.SYNC_MARK + nonce)
-        writer.write(codec.encode(ToHost.HELLO_ACK, 0, HELLO.encode()))
+        await greeted(reader, writer)
         await reader.readexactly(codec.HEADER.size)
         asked.set()
         with contextlib.suppress(ConnectionError):
@@ -95,3 +103,31 @@ async def test_connection_is_closed_when_its_mounts_are_given_up(folder: Path) -
             await connecting
         await closed.wait()
     assert actor.live is not None and actor.live.client is None
+
+
+async def test_connection_is_closed_when_the_guest_cannot_be_remembered(folder: Path) -> None:
+    actor = actor_in(folder)
+    assert actor.live is not None
+    layout, record = host_in(folder).layout, replace(actor.live.record, guest_boot_id="")
+    layout.launch_record("web").mkdir()  # nothing can be written there, as on a full disk
+    closed = asyncio.Event()
+
+    async def guest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greeted(reader, writer)
+        for _ in range(2):  # fresh randomness, and the time
+            kind, _, _, stream, size = codec.HEADER.unpack(
+                await reader.readexactly(codec.HEADER.size)
+            )
+            await reader.readexactly(size + 1)
+            assert kind == codec.ToGuest.REQUEST
+            writer.write(codec.encode(ToHost.REPLY, stream, b"\0"))
+        assert await reader.read() == b""
+        writer.close()
+        closed.set()
+
+    listener = sockets.listen(layout.agent_socket("web"))
+    listener.setblocking(False)
+    async with await asyncio.start_unix_server(guest, sock=listener), asyncio.timeout(20):
+        with pytest.raises(OSError):
+            await open_channel(layout, "web", record)
+        await closed.wait()
