@@ -169,11 +169,15 @@ class Home:
         found: list[dict[str, Any]] = self.report(name).get("drift", [])
         return found
 
-    def drifted(self, name: str) -> list[str]:
-        """What has drifted, by field, but for a guest whom a busy host kept from answering in time:
-        its channel is opened anew, and that is told as well.
+    def drifts(self, name: str) -> list[dict[str, Any]]:
+        """What has drifted, but for a guest whom a busy host kept from answering in time: its
+        channel is opened anew, and that is told as well.
         """
-        return [each["field"] for each in self.drift(name) if each["field"] != "guest"]
+        return [each for each in self.drift(name) if each["field"] != "guest"]
+
+    def drifted(self, name: str) -> list[str]:
+        """The fields of that."""
+        return [each["field"] for each in self.drifts(name)]
 
     def mended(self, name: str, field: str, seconds: float = 60) -> dict[str, Any]:
         """Wait until drift of `field` has been found and corrected."""

@@ -21,7 +21,6 @@ import pytest
 from reconcilers.confinement.layers import LAYERS
 from reconcilers.confinement.readjail import NAMESPACES
 from specs.reading import Reading
-from tests.vm.drifts import of_host
 from tests.vm.handmade import Handmade, Sabotage
 from tests.vm.harness import READY, TINY, Home, until
 from tests.vm.jailed import QEMU
@@ -183,7 +182,7 @@ def test_vmm_started_by_hand_with_every_layer_is_adopted(oak: Home) -> None:
     oak.start()
     until(lambda: oak.run("oak", "true", check=False).returncode == 0, READY, "it answers")
     assert oak.pid("oak") == made.pid and not made.gone()
-    assert of_host(oak.drift("oak")) == []
+    assert oak.drifted("oak") == []
 
 
 @pytest.mark.parametrize("missing", CASES)

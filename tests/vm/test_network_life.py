@@ -22,7 +22,6 @@ from specs.names import HostNames
 from specs.parse import parse_boxfile
 from tests.tracebacks import no_traceback
 from tests.vm.cases import names as sandboxes
-from tests.vm.drifts import of_host
 from tests.vm.harness import until
 from tests.vm.netlab import (
     BOXFILE,
@@ -225,7 +224,7 @@ def test_a_network_the_host_cannot_give_stops_no_running_vm(home: NetHome) -> No
     assert home.condition("oak", "Confined")[0] == "True", home.message("oak", "Confined")
     home.passes(2)
     assert home.pid("oak") == pid and home.run("oak", "cat", "/data/note").stdout == b"kept\n"
-    assert home.spaces() == [] and home.host_shows() == [] and of_host(home.drift("oak")) == []
+    assert home.spaces() == [] and home.host_shows() == [] and home.drifted("oak") == []
     # A controller that starts now takes it up as it is: its channel, and a limit put back.
     home.stop(signal.SIGKILL)
     home.without_pids_limit("oak")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.vm.cases import CaseHome, leftovers
-from tests.vm.drifts import of_host
 from tests.vm.harness import BOX, PATIENCE, READY, ROOT, SLOWNESS, folders_in, until
 from tests.vm.netlab import BOXFILE, NetHome, net_home
 
@@ -110,7 +109,7 @@ def story(home: CaseHome, name: str) -> None:
     done = home.box("run", name, "--", "sh", "-c", "cat /data/file; kill -9 $$", check=False)
     assert (done.returncode, done.stdout, done.stderr) == (137, b"kept\n", b"")
     nothing_is_left(home)
-    assert of_host(home.drift(name)) == []
+    assert home.drifted(name) == []
 
 
 def test_what_it_wrote_is_there_in_the_next_run(home: NetHome, oak: str, shared: Path) -> None:

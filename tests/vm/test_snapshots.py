@@ -20,7 +20,6 @@ from reconcilers import disk as disks
 from reconcilers import layers
 from reconcilers.chain import Chain
 from tests.moments import Moments
-from tests.vm.drifts import of_host
 from tests.vm.harness import PATIENCE, READY, TINY, Home, until
 from tests.vm.people import person, persons_home
 from tests.vm.strays import no_strays
@@ -110,7 +109,7 @@ def test_what_a_snapshot_froze_comes_back(home: Home) -> None:
     start(home, 64)
     assert text_of(home) == "one"
     assert _data_mib(home) > 48
-    assert of_host(home.drift("oak")) == []
+    assert home.drifted("oak") == []
     stop(home, 64)
     home.box("restore", "oak", "big", "--discard")
     start(home, 64)

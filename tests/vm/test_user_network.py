@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from reconcilers.network.wanted import MARK
-from tests.vm.drifts import of_host
 from tests.vm.harness import until
 from tests.vm.netlab import (
     BOXFILE,
@@ -279,7 +278,7 @@ def test_nothing_passes_while_a_wall_is_missing_and_then_it_is_mended(
 
 
 def test_egress_changes_in_the_running_vm(home: UserNetHome) -> None:
-    pid, known = home.pid(NAME), of_host(home.drift(NAME))
+    pid, known = home.pid(NAME), home.drifts(NAME)
     home.apply(f"{BOXFILE}egress: none\n")
     assert home.knock(SOME, 700) == set()
     home.apply(f'{BOXFILE}egress: ["{PUBLIC4}:443", "{LAN4}:443", "[2001:db8::/32]:53"]\n')
@@ -289,7 +288,7 @@ def test_egress_changes_in_the_running_vm(home: UserNetHome) -> None:
     home.apply(BOXFILE)
     reaches(home)
     assert home.pid(NAME) == pid
-    assert of_host(home.drift(NAME)) == known  # what a Boxfile asks for is none
+    assert home.drifts(NAME) == known  # what a Boxfile asks for is none
 
 
 def test_the_mtu_of_the_way_out_is_followed(home: UserNetHome) -> None:

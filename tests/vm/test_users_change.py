@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.drifts import of_host
 from tests.vm.harness import TINY, until
 from tests.vm.people import COUNT, Person, PersonsHome, person, persons_home
 
@@ -67,4 +66,4 @@ def test_another_isolation_is_another_vmm_with_the_same_data(someone: Person) ->
             home.ready("oak")
             assert uid_of(home.pid("oak")) in uids
             assert home.run("oak", "cat", "/data/note").stdout == f"{isolation}\n".encode()
-        assert of_host(home.drift("oak")) == []
+        assert home.drifted("oak") == []
