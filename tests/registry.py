@@ -12,8 +12,8 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -163,15 +163,13 @@ def registry(folder: Path, enter: Sequence[str] = ()) -> Iterator[Registry]:
 
     `enter` begins the command lines of what listens and what pushes: a network namespace's.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     (folder / "htpasswd").write_text(_HTPASSWD)
     settings = {
         "version": "0.1",
-        "log": {"level": "error", "accesslog": {"disabled": True}},
+        "log": {"level": "info", "accesslog": {"disabled": True}},
         "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
-        "http": {"addr": f"127.0.0.1:{port}"},
+        # A port that it chooses itself: one chosen for it might be another's by then.
+        "http": {"addr": "127.0.0.1:0"},
         "auth": {"htpasswd": {"realm": "tests", "path": str(folder / "htpasswd")}},
     }
     (folder / "config.yml").write_text(json.dumps(settings))  # JSON is YAML
@@ -180,11 +178,22 @@ def registry(folder: Path, enter: Sequence[str] = ()) -> Iterator[Registry]:
             [*enter, "docker-registry", "serve", str(folder / "config.yml")], stdout=log, stderr=log
         )
     try:
+        port = _port(server, folder / "registry.log")
         _wait([*enter, *_ask(port)], server, folder / "registry.log")
         yield Registry(folder, port, enter)
     finally:
         server.kill()
         server.wait()
+
+
+def _port(server: subprocess.Popen[bytes], log: Path) -> int:
+    """The one that it says it listens on."""
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and server.poll() is None:
+        if told := re.search(r"listening on 127\.0\.0\.1:(\d+)\D", log.read_text()):
+            return int(told[1])
+        time.sleep(0.05)
+    raise AssertionError(f"the registry does not listen: {log.read_text()}")
 
 
 def _ask(port: int) -> list[str]:
