@@ -11,7 +11,7 @@ import pytest
 from controller.home import ensure_home
 from reconcilers.layout import Layout
 from tests.unit.cli.hostservice import HostService, serving
-from tests.unit.controller.scanning import Scanner, record_opens
+from tests.unit.controller.scanning import Opens, Scanner, record_opens
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def look(boxes: Path) -> Scanner:
 
 
 @pytest.fixture
-def opened_names(boxes: Path) -> Iterator[list[str]]:
+def opens(boxes: Path) -> Iterator[Opens]:
     """Every name in the folder that anybody opens, as inotify reports it."""
-    with record_opens(boxes) as seen:
-        yield seen
+    with record_opens(boxes) as found:
+        yield found
 
 
 @pytest.fixture

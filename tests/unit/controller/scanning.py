@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,33 +38,36 @@ def settle(folder: Path, cache: ScanCache) -> None:
         entry.settled = True
 
 
-@contextlib.contextmanager
-def record_opens(folder: Path) -> Iterator[list[str]]:
-    seen: list[str] = []
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-    in_open = 0x20  # inotify(7)
-    assert libc.inotify_add_watch(descriptor, os.fsencode(folder), in_open) >= 0
-    stop_read, stop_write = os.pipe()
+class Opens:
+    """What is opened in a folder. The kernel queues each open before it returns to whoever opens,
+    so that nothing has to be waited for.
+    """
 
-    def read() -> None:
-        while True:
-            ready, _, _ = select.select([descriptor, stop_read], [], [])
-            if descriptor in ready:
-                data = os.read(descriptor, 65536)
+    def __init__(self, folder: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        in_open = 0x20  # inotify(7)
+        assert libc.inotify_add_watch(self._descriptor, os.fsencode(folder), in_open) >= 0
+
+    def taken(self) -> set[str]:
+        """The names in the folder that were opened since the last call."""
+        seen = set()
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._descriptor, 65536):
                 while data:
                     length = int.from_bytes(data[12:16], sys.byteorder)
-                    seen.append(os.fsdecode(data[16 : 16 + length].rstrip(b"\0")))
+                    seen.add(os.fsdecode(data[16 : 16 + length].rstrip(b"\0")))
                     data = data[16 + length :]
-            elif ready:
-                return
+        return seen - {""}  # the folder itself
 
-    reader = threading.Thread(target=read)
-    reader.start()
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+@contextlib.contextmanager
+def record_opens(folder: Path) -> Iterator[Opens]:
+    opens = Opens(folder)
     try:
-        yield seen
+        yield opens
     finally:
-        os.write(stop_write, b"x")
-        reader.join()
-        for each in (descriptor, stop_read, stop_write):
-            os.close(each)
+        opens.close()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import time
 from pathlib import Path
 
 from controller.sources.folder import (
     BOXFILE_MAX,
 )
-from tests.unit.controller.scanning import Scanner, record_opens, settle, text
+from tests.unit.controller.scanning import Opens, Scanner, record_opens, settle, text
 
 # -- what declares a sandbox ----------------------------------------------------------------------
 
@@ -85,7 +84,7 @@ def test_an_empty_file_is_present(boxes: Path, look: Scanner) -> None:
 
 
 def test_w6_junk_is_ignored_unopened_and_the_twin_is_named(
-    boxes: Path, look: Scanner, opened_names: list[str]
+    boxes: Path, look: Scanner, opens: Opens
 ) -> None:
     (boxes / "pine.yaml").write_bytes(text(cpus=1))
     first = look()
@@ -104,27 +103,22 @@ def test_w6_junk_is_ignored_unopened_and_the_twin_is_named(
         listener.bind("s.yaml")
     finally:
         os.chdir(here)
-    time.sleep(0.1)
-    opened_names.clear()
-    started = time.monotonic()
+    opens.taken()
     found = look()
-    assert time.monotonic() - started < 1  # a FIFO that is opened for reading blocks
     assert set(found.files) == {"pine"} and not found.broken and not found.problems
     (boxes / "pine.yml").write_bytes(text(cpus=2))
-    time.sleep(0.1)
     for _ in range(5):
         found = look()
         assert found.twins == {"pine": ("pine.yaml", "pine.yml")}
         assert found.files["pine"] == first.files["pine"]
-    time.sleep(0.1)
-    opened = {name for name in opened_names if name}
+    opened = opens.taken()
     assert "pine.yaml" in opened  # else the watch proves nothing
     assert not opened & {"x.yaml", "s.yaml", ".pine.yaml.swp", "pine.yaml~", "pine.yaml.bak"}
     listener.close()
 
 
 def test_a_fifo_behind_a_link_or_put_in_place_of_a_file_is_never_opened(
-    boxes: Path, look: Scanner, opened_names: list[str]
+    boxes: Path, look: Scanner, opens: Opens
 ) -> None:
     (boxes / "a.yaml").write_bytes(text(cpus=1))
     look()
@@ -133,13 +127,11 @@ def test_a_fifo_behind_a_link_or_put_in_place_of_a_file_is_never_opened(
     os.mkfifo(boxes / ".pipe")
     (boxes / "b.yaml").symlink_to(".pipe")
     (boxes / "c.yaml").symlink_to("/dev/zero")
-    time.sleep(0.1)  # until the opens of the first look have been told
-    opened_names.clear()
+    opens.taken()
     found = look()
-    time.sleep(0.1)
     assert not found.files
     assert set(found.broken) == {"a", "b", "c"}
-    assert not {name for name in opened_names if name}
+    assert not opens.taken()
 
 
 def test_the_recorded_twin_wins_even_when_it_is_not_first(boxes: Path, look: Scanner) -> None:
@@ -168,7 +160,7 @@ def test_an_unreadable_winner_does_not_hand_over_to_its_twin(boxes: Path, look: 
 
 
 def test_links_that_leave_the_folder_are_reported_and_unread(
-    boxes: Path, look: Scanner, tmp_path: Path, opened_names: list[str]
+    boxes: Path, look: Scanner, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -181,9 +173,9 @@ def test_links_that_leave_the_folder_are_reported_and_unread(
     (boxes / "d").symlink_to("../outside")
     (boxes / "e.d").symlink_to(outside)
     (boxes / "f.yaml").symlink_to("/proc/self/root/etc/passwd")
-    with record_opens(outside) as seen:
+    with record_opens(outside) as opens:
         found = look()
-        time.sleep(0.1)
+        assert not opens.taken()
     assert not found.files
     assert {path for path, _ in found.problems} == {
         "a.yaml",
@@ -194,7 +186,6 @@ def test_links_that_leave_the_folder_are_reported_and_unread(
         "f.yaml",
     }
     assert all("OutsideFolder" in message for _, message in found.problems)
-    assert not [name for name in seen if name]
 
 
 def test_links_beneath_the_folder_count_as_their_target(boxes: Path, look: Scanner) -> None:
