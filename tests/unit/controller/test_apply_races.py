@@ -18,6 +18,7 @@ from controller import apply, files, swap
 from controller.apply import apply_text, delete_file, digest_of
 from reconcilers.confinement import syscalls
 from specs.errors import Conflict, HostError
+from tests.vm.harness import until
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ONE = b"cpus: 1\n"
@@ -26,6 +27,13 @@ TWO = b"cpus: 2\n"
 
 def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
+
+
+def is_waited_for(path: Path) -> bool:
+    """Whether somebody's open() of the file waits for a lease to be given up (proc_locks(5))."""
+    inode = f":{path.stat().st_ino} "
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("LEASE" in line and "BREAKING" in line and inode in line for line in lines)
 
 
 # -- editors --------------------------------------------------------------------------------------
@@ -55,13 +63,13 @@ def test_an_editor_that_waits_to_write_gets_its_save_and_we_get_a_conflict(
         editor.append(
             subprocess.Popen(["sh", "-c", f"printf 'cpus: 7\\n' > '{path}'"])  # waits in open()
         )
-        time.sleep(0.5)
+        until(lambda: is_waited_for(path), 30, "the editor waits")
         return exchange(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(swap, "exchange", late)
     with pytest.raises(Conflict, match="meanwhile"):
         apply_text(boxes, "teal", TWO, if_match=digest_of(ONE))
-    assert editor[0].wait(10) == 0
+    assert editor[0].wait(60) == 0
     assert path.read_bytes() == b"cpus: 7\n"
     assert names(boxes) == ["teal.yaml"]
 
@@ -120,20 +128,21 @@ def test_a_waiting_editor_sends_no_signal_that_ends_us(boxes: Path) -> None:
     path = boxes / "teal.yaml"
     path.write_bytes(ONE)
     code = (
-        "import sys, time; from pathlib import Path; from controller import swap; import os\n"
+        "import os, sys; from pathlib import Path; from controller import swap\n"
+        "from tests.unit.controller.test_apply_races import is_waited_for\n"
+        "from tests.vm.harness import until\n"
         "folder = os.open(sys.argv[1], os.O_RDONLY)\n"
         "with swap.held(swap.Place(folder, 'teal.yaml', Path('x')), 99) as old:\n"
-        "    print(old.leased, flush=True); time.sleep(1.5)\n"
+        "    print(old.leased, flush=True)\n"
+        "    until(lambda: is_waited_for(Path(sys.argv[1], 'teal.yaml')), 30, 'a writer waits')\n"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(boxes)], cwd=REPOSITORY, stdout=subprocess.PIPE
     )
     assert child.stdout is not None
     assert child.stdout.readline() == b"True\n"
-    started = time.monotonic()
-    path.write_bytes(TWO)  # waits until the lease is given up
-    assert time.monotonic() - started > 0.5
-    assert child.wait(10) == 0
+    path.write_bytes(TWO)  # waits until the lease is given up, which the child has seen
+    assert child.wait(60) == 0
     child.stdout.close()
     assert signal.getsignal(signal.SIGIO) == signal.SIG_DFL
 
@@ -150,6 +159,7 @@ def test_writers_queue_up_and_give_up_after_a_while(
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(HostError, match="another box process"):
             apply_text(boxes, "teal", ONE, if_match=None)
+        monkeypatch.setattr(apply, "LOCK_SECONDS", 30.0)
         timer = threading.Timer(0.1, fcntl.flock, (other, fcntl.LOCK_UN))
         timer.start()
         assert apply_text(boxes, "teal", ONE, if_match=None) == "created"
