@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.moments import Moments
 
 
@@ -27,6 +29,7 @@ def clear(folder: Path) -> None:
     (folder / "done").rmdir()
 
 
+@pytest.mark.quiet  # each step of the work takes 10 ms
 def test_they_are_spread_over_all_that_is_done(tmp_path: Path) -> None:
     rounds = 12
     moments = Moments(random.Random(1), rounds, tmp_path, clock=0)

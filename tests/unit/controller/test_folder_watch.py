@@ -28,11 +28,13 @@ class Hints:
         self._event.set()
 
     def settle(self) -> None:
-        time.sleep(QUIET)
-        self._event.clear()
+        """Until none has come for a while: on a busy host the last ones come late."""
+        limit = time.monotonic() + 30
+        while self.wait(QUIET):
+            assert time.monotonic() < limit, "hints without end"
         self.count = 0
 
-    def wait(self, seconds: float = 5.0) -> bool:
+    def wait(self, seconds: float = 30.0) -> bool:
         found = self._event.wait(seconds)
         self._event.clear()
         return found
@@ -88,6 +90,7 @@ def test_every_kind_of_change_gives_a_hint(
         assert hints.wait(), what
 
 
+@pytest.mark.quiet
 def test_a_save_gives_its_hint_at_once(boxes: Path, hints: Hints, watched: FolderWatch) -> None:
     path = boxes / "moss.yaml"
     path.write_bytes(b"0")
@@ -182,6 +185,7 @@ def test_a_folder_that_is_missing_at_the_start_is_found(tmp_path: Path, hints: H
         watch.stop()
 
 
+@pytest.mark.quiet
 def test_a_storm_ends_with_one_more_hint(
     boxes: Path, hints: Hints, watched: FolderWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,8 +212,8 @@ def test_stopping_ends_the_hints_the_threads_and_the_descriptors(boxes: Path, hi
     hints.settle()
     (boxes / "a.yaml").write_bytes(b"1")
     assert not hints.wait(QUIET)
-    assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() <= threads  # one of an earlier test may have ended
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_a_hint_that_is_being_given_is_over_when_it_has_stopped(boxes: Path) -> None:
@@ -257,6 +261,7 @@ def test_stopping_amid_changes_is_no_error(
     assert caplog.messages == []
 
 
+@pytest.mark.quiet
 def test_an_idle_watch_uses_no_processor_time(
     boxes: Path, hints: Hints, watched: FolderWatch
 ) -> None:
