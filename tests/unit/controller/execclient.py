@@ -7,6 +7,7 @@ import json
 import os
 import time
 from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ class Client:
         return cls(reader, writer)
 
     async def accepted(self) -> Client:
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)
         assert head.startswith(b"HTTP/1.1 101 "), head
         return self
 
     async def refusal(self) -> tuple[int, dict[str, str]]:
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)
         length = int(head.lower().partition(b"content-length:")[2].split()[0])
         body = await self.reader.readexactly(length)
         return int(head.split()[1]), json.loads(body)["error"]
@@ -52,7 +53,7 @@ class Client:
         self.writer.write(bytes([kind]) + len(payload).to_bytes(4, "big") + payload)
 
     async def frame(self) -> tuple[int, bytes]:
-        head = await asyncio.wait_for(self.reader.readexactly(5), 20)
+        head = await asyncio.wait_for(self.reader.readexactly(5), 60)
         return head[0], await self.reader.readexactly(int.from_bytes(head[1:], "big"))
 
     async def collect(self) -> tuple[bytes, bytes, dict[str, Any]]:
@@ -73,7 +74,7 @@ async def run(path: Path, *argv: str | bytes, **more: Any) -> tuple[bytes, bytes
     return await (await (await Client.start(path, *argv, **more)).accepted()).collect()
 
 
-async def ended(pid: int, within: float = 3.0) -> bool:
+async def ended(pid: int, within: float = 60.0) -> bool:
     """Whether the process is gone (or a zombie that asyncio is about to reap)."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
@@ -92,8 +93,24 @@ def state_of(pid: int) -> str:
 
 
 async def started(service: HostService) -> int:
-    for _ in range(200):
-        if service.commands:
-            return service.commands[-1].pid
+    await until(lambda: bool(service.commands), "a command was started")
+    return service.commands[-1].pid
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"still not: {what}"
         await asyncio.sleep(0.01)
-    raise AssertionError("no command was started")
+
+
+async def settled(value: Callable[[], int], still: float = 0.3) -> int:
+    """The value once it has not changed for `still` seconds, which has to be within a minute."""
+    deadline = time.monotonic() + 60
+    found = value()
+    while True:
+        await asyncio.sleep(still)
+        if (now := value()) == found:
+            return found
+        assert time.monotonic() < deadline, f"it goes on: {now}"
+        found = now

@@ -16,6 +16,7 @@ import pytest
 from controller.httpconn import Limits
 from tests.unit.cli.hostservice import serving
 
+pytestmark = pytest.mark.quiet  # limits of half a second, and nobody else is to wait for longer
 QUICK = Limits(head_seconds=0.5, body_seconds=0.5, reply_seconds=0.5, connections=8)
 
 

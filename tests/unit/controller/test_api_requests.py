@@ -19,12 +19,12 @@ class Unix(http.client.HTTPConnection):
     """The standard library's client, a second opinion on our HTTP."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("box", timeout=10)
+        super().__init__("box", timeout=60)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(10)
+        self.sock.settimeout(60)
         self.sock.connect(str(self._path))
 
 
