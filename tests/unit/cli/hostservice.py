@@ -203,6 +203,7 @@ class HostImages:
         self._service = service
         self.found: Progress | None = None
         self.asked: list[tuple[object, ...]] = []
+        self.shown = 0  # lines of it that whoever watches has shown
 
     async def build(self, name: str, *, pull: bool) -> int:
         self._service._check(name)
@@ -212,6 +213,7 @@ class HostImages:
 
     def progress(self, name: str, start: int) -> Seen | None:
         self._service._check(name)
+        self.shown = start
         return self.found.seen(start) if self.found is not None else None
 
     async def images(self) -> Sequence[Stored]:

@@ -36,7 +36,7 @@ async def run(
     return await asyncio.to_thread(lambda: box(home, "exec", *arguments, **more))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen"
@@ -163,7 +163,7 @@ async def test_a_closed_standard_input_is_an_empty_one(api: Api) -> None:
     def closed() -> subprocess.CompletedProcess[bytes]:
         script = f'exec "{sys.executable}" -m controller.cli.main exec agent -i -- cat <&-'
         return subprocess.run(
-            ["sh", "-c", script], capture_output=True, env=environment(api[1]), timeout=20
+            ["sh", "-c", script], capture_output=True, env=environment(api[1]), timeout=60
         )
 
     done = await asyncio.to_thread(closed)
@@ -200,7 +200,7 @@ async def test_ctrl_c_reaches_the_command_and_its_answer_counts(api: Api) -> Non
 
 
 async def test_a_second_ctrl_c_leaves_and_ends_a_stubborn_command(api: Api) -> None:
-    script = "trap '' INT; echo ready; while :; do sleep 0.05; done"
+    script = "trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done"
     child = await asyncio.create_subprocess_exec(
         *ARGV, "exec", "agent", "--", "sh", "-c", script,
         env=environment(api[1]), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -208,7 +208,8 @@ async def test_a_second_ctrl_c_leaves_and_ends_a_stubborn_command(api: Api) -> N
     assert child.stdout is not None and child.stderr is not None
     assert await child.stdout.readline() == b"ready\n"
     child.send_signal(signal.SIGINT)
-    await asyncio.sleep(0.3)
+    # Until it has come through: two that are pending at a time are one.
+    assert await child.stdout.readline() == b"caught\n"
     assert child.returncode is None
     child.send_signal(signal.SIGINT)
     assert await child.wait() == 130
@@ -232,7 +233,7 @@ async def test_a_reader_that_leaves_ends_the_command_quietly(api: Api) -> None:
         command = f'"{sys.executable}" -m controller.cli.main exec agent -- yes; echo "$?" >&2'
         return subprocess.run(
             ["sh", "-c", f"({command}) | head -n 1"],
-            capture_output=True, env=environment(api[1]), timeout=20,
+            capture_output=True, env=environment(api[1]), timeout=60,
         )  # fmt: skip
 
     done = await asyncio.to_thread(pipeline)
@@ -304,7 +305,7 @@ async def test_nothing_heavy_is_imported_before_the_command_runs(api: Api) -> No
 
     def measured() -> set[str]:
         done = subprocess.run(
-            [BARE, "-S", "-c", script], capture_output=True, env=environment(api[1]), timeout=20
+            [BARE, "-S", "-c", script], capture_output=True, env=environment(api[1]), timeout=60
         )
         assert done.returncode == 0, done.stderr
         return set(done.stdout.decode().split())
@@ -316,6 +317,7 @@ async def test_nothing_heavy_is_imported_before_the_command_runs(api: Api) -> No
     assert not heavy & loaded
 
 
+@pytest.mark.quiet
 async def test_start_up_costs_less_than_four_bare_interpreters(api: Api) -> None:
     script = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
@@ -326,7 +328,7 @@ async def test_start_up_costs_less_than_four_bare_interpreters(api: Api) -> None
 
     def seconds(*argv: str) -> float:
         begun = time.perf_counter()
-        subprocess.run(argv, env=environment(api[1]), check=True, timeout=20)
+        subprocess.run(argv, env=environment(api[1]), check=True, timeout=60)
         return time.perf_counter() - begun
 
     def ratio() -> float:

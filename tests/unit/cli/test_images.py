@@ -32,7 +32,9 @@ async def test_what_a_build_prints_is_shown_escaped_and_once(layout: Layout) -> 
         progress.stage("fetching x")
         progress.line(b"\x1b[31mred\xff")
         asked = asyncio.ensure_future(asyncio.to_thread(box, layout.home, "build", "agent"))
-        await asyncio.sleep(1)
+        async with asyncio.timeout(60):
+            while not service.images.shown:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         progress.stage("step 1 of 2")
         progress.line(b"two")
         progress.succeeded(DIGEST)
@@ -72,7 +74,7 @@ async def test_whoever_stops_watching_is_told_that_it_goes_on(layout: Layout) ->
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert child.stdout is not None and child.stderr is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await child.stdout.readline() == b"one\n"
             child.send_signal(signal.SIGINT)
             assert await child.wait() == 130
@@ -90,7 +92,7 @@ class OnTerminal:
         self.shown = ""
 
     async def until(self, text: str) -> None:
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + 60
         while text not in self.shown and time.monotonic() < limit:
             self.shown += (await asyncio.to_thread(os.read, self._ours, 4096)).decode()
         assert text in self.shown
