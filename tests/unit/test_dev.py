@@ -23,12 +23,12 @@ exit $status
 def install(prepare: str, target: Path) -> subprocess.CompletedProcess[str]:
     script = INSTALL.format(prepare=prepare, target=target)
     argv = ["unshare", "--mount", "sh", "-c", script]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_an_unknown_command_is_named() -> None:
     done = subprocess.run(
-        ["sh", "./dev", "bogus"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=False
+        ["sh", "./dev", "bogus"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, "there is no command bogus" in done.stderr) == (2, True)
 

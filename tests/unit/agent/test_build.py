@@ -26,7 +26,7 @@ def test_agent_is_static_and_refuses_to_run_as_an_ordinary_process(agent: Path) 
         ["readelf", "--program-headers", agent], capture_output=True, text=True, check=True
     )
     assert "INTERP" not in headers.stdout
-    assert subprocess.run([agent], timeout=10, check=False).returncode == 1
+    assert subprocess.run([agent], timeout=60, check=False).returncode == 1
 
 
 def test_unchanged_sources_are_not_compiled_again(agent: Path) -> None:

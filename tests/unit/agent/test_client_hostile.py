@@ -60,7 +60,7 @@ class Pair:
     async def connected(self) -> AgentClient:
         greeting = asyncio.create_task(self.guest.greet())
         client = await AgentClient.connect(
-            self.reader, self.writer, token=TOKEN, first=False, timeout=5
+            self.reader, self.writer, token=TOKEN, first=False, timeout=60
         )
         await greeting
         return client
@@ -77,7 +77,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 async def broken(client: AgentClient) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await client.closed.wait()
     assert isinstance(client.failure, ProtocolError)
     with pytest.raises(ProtocolError):
@@ -112,7 +112,7 @@ async def test_guest_that_floods_before_hello_is_given_up(pair: Pair) -> None:
 
     flooding = asyncio.create_task(flood())
     with pytest.raises(ProtocolError, match="does not answer"):
-        await AgentClient.connect(pair.reader, pair.writer, token=TOKEN, first=False, timeout=10)
+        await AgentClient.connect(pair.reader, pair.writer, token=TOKEN, first=False, timeout=60)
     flooding.cancel()
     await asyncio.gather(flooding, return_exceptions=True)
 
@@ -131,7 +131,7 @@ async def test_guest_that_floods_before_hello_is_given_up(pair: Pair) -> None:
 async def test_nonsense_instead_of_hello_is_a_protocol_error(pair: Pair, answer: bytes) -> None:
     greeting = asyncio.create_task(pair.guest.greet(answer))
     with pytest.raises(ProtocolError):
-        await AgentClient.connect(pair.reader, pair.writer, token=TOKEN, first=False, timeout=5)
+        await AgentClient.connect(pair.reader, pair.writer, token=TOKEN, first=False, timeout=60)
     await greeting
 
 
@@ -249,7 +249,7 @@ async def test_endless_output_is_only_taken_as_fast_as_it_is_read(pair: Pair) ->
             await pair.guest.reader.readexactly(1)  # no credit while nobody reads
     for _ in range(4):
         await process.read()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         header = codec.HEADER.unpack(await pair.guest.reader.readexactly(codec.HEADER.size))
     assert header[0] == codec.ToGuest.CREDIT
     await client.close()
@@ -280,7 +280,7 @@ async def test_resize_that_is_never_answered_ends_in_time(
     # A pass waits for it, and with the pass everything that is to happen to its sandbox.
     monkeypatch.setattr("agent.client.RESIZE_SECONDS", 0.2, raising=False)
     client = await pair.connected()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):  # half of what it would be
         with pytest.raises(ChannelError, match="did not answer resize"):
             await client.resize_data(1 << 30)
     assert not client.closed.is_set()
@@ -301,7 +301,7 @@ async def test_wrong_answer_to_ping_is_a_protocol_error(pair: Pair) -> None:
     client = await pair.connected()
     pair.guest.say(ToHost.REPLY, 1, b"\0wrong")
     with pytest.raises(ProtocolError):
-        await client.ping(2)
+        await client.ping(60)
 
 
 async def test_reasons_from_the_guest_are_scrubbed(pair: Pair) -> None:
@@ -322,7 +322,7 @@ async def test_closed_connection_makes_everything_lost_at_once(pair: Pair) -> No
     asking = asyncio.create_task(client.ping(30))
     await asyncio.sleep(0.05)
     pair.guest.writer.transport.abort()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         assert (await process.wait()).kind == "lost"
         with pytest.raises(ChannelError):
             await asking
@@ -341,6 +341,6 @@ async def test_input_stops_at_the_guests_window(pair: Pair) -> None:
         async with asyncio.timeout(0.3):
             await process.write(bytes(messages.STDIN_WINDOW + 1))
     pair.guest.say(ToHost.CREDIT, 1, b"\0\0\0\0\1")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         await process.write(b"x")
     await client.close()

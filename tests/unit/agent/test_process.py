@@ -20,8 +20,8 @@ async def test_a_command_that_the_guest_does_not_end_is_called_timed_out_and_kil
     waiting = asyncio.create_task(process.wait())
     await asyncio.sleep(0)
     await process.overdue()
-    assert await asyncio.wait_for(reading, 1) == ("end", b"")
-    end = await asyncio.wait_for(waiting, 1)
+    assert await asyncio.wait_for(reading, 20) == ("end", b"")
+    end = await asyncio.wait_for(waiting, 20)
     assert (end.kind, end.shell_status) == ("timeout", 124)
     assert [frame.type for frame in Decoder().feed(bytes(sent))] == [ToGuest.KILL]
     process.ended(Exit("exit", 0))  # a word that comes too late changes nothing

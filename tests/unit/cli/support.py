@@ -25,7 +25,7 @@ def box(
     *arguments: str | bytes,
     stdin: bytes = b"",
     cwd: Path | None = None,
-    timeout: float = 30,
+    timeout: float = 100,
     **env: str,
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(

@@ -165,7 +165,7 @@ def test_whose_home_it_is_is_told_to_another_user(tmp_path: Path) -> None:
     for verb in ("doctor", "get"):
         done = subprocess.run(
             [BARE, "-c", AS_NOBODY, verb], capture_output=True,
-            env=environment(layout.home, PYTHONPATH=":".join(sys.path)), timeout=30,
+            env=environment(layout.home, PYTHONPATH=":".join(sys.path)), timeout=100,
         )  # fmt: skip
         assert "belongs to somebody else" in text(done), verb
         assert done.returncode == 1

@@ -80,4 +80,4 @@ def following(layout: Layout, *arguments: str) -> subprocess.Popen[bytes]:
 
 def interrupt(child: subprocess.Popen[bytes]) -> None:
     child.send_signal(signal.SIGINT)
-    assert child.wait(10) == 130
+    assert child.wait(60) == 130

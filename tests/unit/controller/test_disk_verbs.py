@@ -138,15 +138,16 @@ async def test_no_pass_runs_meanwhile_and_one_that_runs_is_waited_for(made: Made
 async def test_whoever_asked_may_go_but_the_name_is_kept_until_it_is_done(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, real = threading.Event(), snapshots.take
+    begun, go_on, real = threading.Event(), threading.Event(), snapshots.take
 
     def slow(*arguments: object) -> str:
+        begun.set()
         go_on.wait(20)
         return real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(snapshots, "take", slow)
     verb = asyncio.ensure_future(made.verbs.snapshot("web", "first"))
-    await asyncio.sleep(0.1)
+    assert await asyncio.to_thread(begun.wait, 20)
     verb.cancel()
     made.queue.add("web")
     worker = asyncio.ensure_future(made.queue.get())

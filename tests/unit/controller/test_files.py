@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,7 +112,7 @@ def test_a_killed_writer_leaves_old_bytes_and_its_leftover_is_removed(tmp_path: 
         ],
         cwd=Path(__file__).resolve().parents[3],
     )
-    assert child.wait(20) == -signal.SIGKILL
+    assert child.wait(60) == -signal.SIGKILL
     assert path.read_bytes() == b"old"
     assert len(os.listdir(tmp_path)) == 2
     assert files.remove_leftovers(tmp_path) == 1
@@ -131,10 +130,8 @@ def test_read_refuses_more_than_its_limit(tmp_path: Path) -> None:
 def test_read_does_not_wait_for_a_fifo(tmp_path: Path) -> None:
     path = tmp_path / "a"
     os.mkfifo(path)
-    started = time.monotonic()
-    with pytest.raises(files.NotAFile):
+    with pytest.raises(files.NotAFile):  # else it would be for ever
         files.read_bounded(path, 10)
-    assert time.monotonic() - started < 1
 
 
 def test_read_follows_no_symlink(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_a_pull_that_nobody_wants_any_more_is_ended(served: Registry, tmp_path: 
             time.sleep(0.005)
         stop.set()
         with pytest.raises(GivenUp):
-            work.result(30)
+            work.result(120)
     assert list(tmp_path.iterdir()) == []
 
 

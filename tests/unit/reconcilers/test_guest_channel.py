@@ -93,7 +93,7 @@ async def test_connection_is_closed_when_its_mounts_are_given_up(folder: Path) -
     path = folder / "run" / "web" / "agent.sock"
     listener = sockets.listen(path)
     listener.setblocking(False)
-    async with await asyncio.start_unix_server(guest, sock=listener), asyncio.timeout(20):
+    async with await asyncio.start_unix_server(guest, sock=listener), asyncio.timeout(60):
         connecting = asyncio.create_task(
             actor.act(steps.ConnectGuest("guest", "answering", "not connected"))
         )

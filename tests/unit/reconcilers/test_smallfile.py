@@ -46,7 +46,7 @@ def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
     assert read_small(path) == b"x" * LIMIT
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_what_is_no_small_file_is_an_error(
     tmp_path: Path, obstacle: Callable[[Path], None]
@@ -56,7 +56,7 @@ def test_what_is_no_small_file_is_an_error(
         read_small(tmp_path / "small")
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("obstacle", [*OBSTACLES, no_text])
 def test_an_image_whose_hash_cannot_be_read_is_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: Callable[[Path], None]
@@ -69,7 +69,7 @@ def test_an_image_whose_hash_cannot_be_read_is_built_again(
     assert images.observe(BASE) is None
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(60)
 def test_a_fifo_in_place_of_a_console_log_stops_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "console.log")
     with pytest.raises(OSError, match="No such device"):
