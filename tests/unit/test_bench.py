@@ -61,12 +61,14 @@ def test_a_rewritten_file_and_a_temporary_one_are_both_seen(tmp_path: Path) -> N
     (tmp_path / "observed.toml").write_text("a = 1\n")
     before = subject.snapshot(tmp_path)
     assert subject.written(before, subject.snapshot(tmp_path)) == []
+    time.sleep(0.02)  # the clock of files stands still for up to 10 ms
     new = tmp_path / ".observed.toml.tmp"
     new.write_text("a = 1\n")
     new.rename(tmp_path / "observed.toml")
     changed = subject.written(before, subject.snapshot(tmp_path))
     assert changed == [str(tmp_path), str(tmp_path / "observed.toml")]
     before = subject.snapshot(tmp_path)
+    time.sleep(0.02)  # the clock of files stands still for up to 10 ms
     new.write_text("")
     new.unlink()
     assert subject.written(before, subject.snapshot(tmp_path)) == [str(tmp_path)]
