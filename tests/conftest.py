@@ -50,7 +50,7 @@ def missing_root() -> str:
         ["unshare", "--mount", "--pid", "--fork", "true"],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
     return "" if trial.returncode == 0 else f"unshare failed: {trial.stderr.strip()}"
 
@@ -74,7 +74,7 @@ def missing_kvm() -> str:
     argv += ["-M", "microvm,isa-serial=on", "-accel", "kvm", "-cpu", "host", "-m", "256"]
     argv += ["-kernel", str(GUEST_KERNEL), "-append", "console=ttyS0 panic=-1 reboot=t"]
     try:
-        trial = subprocess.run([*argv, "-serial", "stdio"], capture_output=True, timeout=10)
+        trial = subprocess.run([*argv, "-serial", "stdio"], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the guest kernel does not boot under KVM: {type(error).__name__}"
     if b"Unable to mount root fs" in trial.stdout:

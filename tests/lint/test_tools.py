@@ -11,11 +11,12 @@ import pytest
 from tests.lint.tree import ROOT, project_files
 
 BIN = Path(sys.executable).parent
+pytestmark = pytest.mark.timeout(600)
 
 
 def verdict(*argv: str | Path) -> str:
     """What a linter complains about; empty when it is content."""
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=580)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
@@ -33,7 +34,6 @@ def test_code_is_formatted_by_ruff() -> None:
     passes(BIN / "ruff", "format", "--check", "--quiet", ".")
 
 
-@pytest.mark.timeout(300)
 def test_types_hold_under_mypy_strict() -> None:
     passes(BIN / "mypy")
 

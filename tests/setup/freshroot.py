@@ -93,7 +93,7 @@ def minimal_root(suite: str) -> Path:
             ["mmdebstrap", "--quiet", "--variant=minbase", "--mode=root", *options]
             + [suite, str(made), str(source_list)],
             check=True,
-            timeout=300,
+            timeout=600,
         )
         (made / "etc/apt/apt.conf.d/90host").write_text("".join(f"{line}\n" for line in settings))
         made.rename(root)
@@ -137,7 +137,7 @@ def fresh_root(suite: str, parent: Path) -> Iterator[FreshRoot]:
     """A copy below `parent` that can reach what this host reaches; removed at the end."""
     path = parent / f"root-{suite}"
     subprocess.run(
-        ["cp", "-a", "--reflink=auto", str(minimal_root(suite)), str(path)], check=True, timeout=120
+        ["cp", "-a", "--reflink=auto", str(minimal_root(suite)), str(path)], check=True, timeout=300
     )
     try:
         for name in ("etc/resolv.conf", "etc/hosts", "etc/pip.conf"):
@@ -149,4 +149,4 @@ def fresh_root(suite: str, parent: Path) -> Iterator[FreshRoot]:
         (path / "etc/dpkg/dpkg.cfg.d/90test").write_text("force-unsafe-io\n")
         yield FreshRoot(path)
     finally:
-        subprocess.run(["rm", "-rf", "--one-file-system", str(path)], timeout=120)
+        subprocess.run(["rm", "-rf", "--one-file-system", str(path)], timeout=300)

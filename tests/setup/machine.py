@@ -77,7 +77,10 @@ class Machine:
 
 
 def held(group: Path) -> bool:
-    return any(file.read_text() for file in group.rglob("cgroup.procs"))
+    try:
+        return any(file.read_text() for file in group.rglob("cgroup.procs"))
+    except OSError:  # a group has gone between its name and its processes: look again
+        return True
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.lint.tree import ROOT, project_files
-from tests.setup.wheel import build_wheel
+from tests.setup.wheel import BUILD_SECONDS, build_wheel
 
+pytestmark = pytest.mark.timeout(BUILD_SECONDS + 100)
 ELF_MAGIC = b"\x7fELF"
 
 
