@@ -84,6 +84,9 @@ class Worker:
         generation, known = entry.record.generation, entry.failure
         try:
             observed, done = await self._converge(name, entry)
+            if isinstance(observed.disk, Disk) and not entry.record.has_disk:
+                # A record that was lost and rebuilt learns from the disk that there is one to lose.
+                self._inventory.save(name, replace(entry.record, has_disk=True))
         except (BoxError, OSError) as error:
             # None: its Boxfile was changed while this pass ran, which forgets an older failure.
             if entry.failure is known or entry.failure is None:
@@ -102,9 +105,6 @@ class Worker:
         if done.blocked is None or done.blocked.reason is Reason.MountRefused:
             # Also the VM that was started for an older text is as it should be.
             settle(self._inventory, entry)
-        if isinstance(observed.disk, Disk) and not entry.record.has_disk:
-            # A record that was lost and rebuilt learns from the disk that there is one to lose.
-            self._inventory.save(name, replace(entry.record, has_disk=True))
         self._report(entry, observed, done)
         for fork in forks_waiting_for(name, self._inventory) if observed.vmm is None else ():
             self._wake(fork)

@@ -132,3 +132,19 @@ async def test_a_deleted_sandbox_goes_even_if_no_report_can_be_written(
     await passes.run("web")
     assert not layout.disks("web").exists()
     assert "web" not in inventory.entries
+
+
+async def test_a_record_that_cannot_learn_of_its_disk_is_a_failed_pass_and_tried_again(
+    layout: Layout, inventory: Inventory, passes: Worker
+) -> None:
+    entry = enter(inventory, "web")
+    entry.record = replace(entry.record, has_disk=False)  # lost, and rebuilt from the Boxfile
+    disks.create(layout.disks("web"), 16)
+    kept = layout.state.rename(layout.home / "kept")
+    layout.state.symlink_to("/proc")
+    await passes.run("web")
+    assert entry.failure is not None and not entry.record.has_disk
+    layout.state.unlink()
+    kept.rename(layout.state)
+    await passes.run("web")
+    assert entry.failure is None and entry.record.has_disk
