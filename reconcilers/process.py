@@ -171,7 +171,8 @@ def _watched(child: subprocess.Popen[bytes], watch: Callable[[int], None]) -> No
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # another thread has just waited for it
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def _fail(argv: Sequence[str], status: int, printed: bytes, late: float | None) -> NoReturn:
