@@ -99,6 +99,9 @@ async def _pump_out(command: Command, writer: asyncio.StreamWriter) -> None:
         for start in range(0, len(data), wire.PAYLOAD_MAX):
             piece = data[start : start + wire.PAYLOAD_MAX]
             await _send(writer, kinds[stream], piece)
+    # The end of a connection waits for no reader, so here it is waited for that a client which
+    # pauses (in a pager, say) has taken everything.
+    writer.transport.set_write_buffer_limits(high=0)
     end = await command.wait()
     if end.kind == "lost":
         await _say_error(
@@ -115,9 +118,6 @@ async def _pump_out(command: Command, writer: asyncio.StreamWriter) -> None:
         "message": end.message,
         "limit": command.seconds,
     }
-    # The end of a connection waits for no reader, so here it is waited for that a client which
-    # pauses (in a pager, say) has taken everything.
-    writer.transport.set_write_buffer_limits(high=0)
     await _send(writer, wire.EXIT, json.dumps(result).encode())
 
 

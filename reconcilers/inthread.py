@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -21,19 +21,26 @@ async def to_end(
     """What `work` returns, from a thread, of `pool` where there is one. Cancelling this sets
     `stop`, so that it may give up, and waits until it has ended: what it made is there then, to be
     removed, and what it changes is nobody else's before. What it returned, such as a descriptor, is
-    given to `unwanted` then, since nobody else has it.
+    given to `unwanted`, in a thread as well, since nobody else has it.
     """
-    working = asyncio.get_running_loop().run_in_executor(pool, work)
+    loop = asyncio.get_running_loop()
+    working = loop.run_in_executor(pool, work)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         if stop is not None:
             stop.set()
-        while not working.done():
-            # Whoever cancels this once more, as the end of a controller does, waits as well.
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({working})
-        # An exception is seen so, and of no interest any more.
-        if not working.cancelled() and working.exception() is None and unwanted is not None:
-            unwanted(working.result())
+        failed = await _ended(working)
+        if not failed and unwanted is not None:
+            await _ended(loop.run_in_executor(pool, unwanted, working.result()))
         raise
+
+
+async def _ended(work: asyncio.Future[Any]) -> bool:
+    """Wait for it; true when it failed, which is seen so, and of no interest any more. Whoever
+    cancels this, as the end of a controller does, waits as well.
+    """
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({work})
+    return work.cancelled() or work.exception() is not None

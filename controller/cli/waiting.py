@@ -175,9 +175,9 @@ class AsDeclared:
         """What stands against it. Hopeless once it has stood for a while, but for a layer that a
         live VMM lacks: it is being mended, however long that takes this host, until that fails.
         """
-        for kind in ("Valid", "Confined", "Ready"):
+        for kind in ("Valid", "Confined"):
             one = found.condition(kind)
-            if one is None or not _stands_against(one):
+            if one is None or str(one.status) != "False":
                 self._wrong_since.pop((found.name, kind), None)
                 continue
             mending = str(one.reason) == "LayerMissing" and found.failure is None
@@ -188,14 +188,6 @@ class AsDeclared:
                 raise _hopeless(layout, found, one)
             return f"{one.reason}: {output.safe_lines(one.message)}"
         return None
-
-
-def _stands_against(one: Condition) -> bool:
-    """Most of what keeps a sandbox from being Ready passes by itself, but no mount that may not be
-    had.
-    """
-    lasting = str(one.type) != "Ready" or str(one.reason) == "MountRefused"
-    return lasting and str(one.status) == "False"
 
 
 def _hopeless(layout: Layout, found: View, why: Condition) -> Hopeless:

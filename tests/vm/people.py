@@ -150,14 +150,15 @@ def remove_groups(top: Path) -> None:
     """A control group with all below it. A process that is just ending is listed in none any more,
     and keeps its own a moment longer.
     """
-    folders = (each for each in sorted(top.rglob("*"), reverse=True) if each.is_dir())
-    for each in (*folders, top):
-        until(partial(removed, each), 20, f"{each} is empty")
+    for each, _, _ in os.walk(top, topdown=False):
+        until(partial(removed, Path(each)), 20, f"{each} is empty")
 
 
 def removed(group: Path) -> bool:
     try:
         group.rmdir()
+    except FileNotFoundError:  # systemd removes its own
+        return True
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise

@@ -119,9 +119,10 @@ def test_kill_reaches_processes_that_keep_forking(group: Cgroup) -> None:
         "time.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
     try:
         # One that joins only when the others are dead already is nobody's to kill.
-        assert parent.stdout is not None and parent.stdout.readline() == b"all\n"
+        assert parent.stdout.readline() == b"all\n"
         seen: set[int] = set()
         deadline = time.monotonic() + 60
         while len(seen) < 20:
@@ -131,7 +132,8 @@ def test_kill_reaches_processes_that_keep_forking(group: Cgroup) -> None:
         assert group.procs() == []
     finally:
         parent.kill()
-        parent.communicate()
+        parent.wait()
+        parent.stdout.close()  # its children may still have the other end
 
 
 def test_kill_reaches_frozen_and_stopped_processes(group: Cgroup) -> None:

@@ -264,7 +264,7 @@ def test_nothing_passes_while_a_wall_is_missing_and_then_it_is_mended(
         os.kill(home.controller.pid, signal.SIGCONT)
     home.look_again()
 
-    def corrected() -> bool:
+    def corrected(field: str = field) -> bool:
         return any(
             each["field"].startswith(field)
             and datetime.datetime.fromisoformat(each["first_seen"]) >= moment
@@ -276,7 +276,7 @@ def test_nothing_passes_while_a_wall_is_missing_and_then_it_is_mended(
     home.ready(NAME)
     if sabotage is uplink_down and home.pid(NAME) != pid:
         # pasta ends if it has something to write to its device at that moment, and the VM with it.
-        home.mended(NAME, "network.pasta")
+        until(lambda: corrected("network.pasta"), 20, f"pasta is corrected; {home.log()}")
         home.give_dialer()
         pid = home.pid(NAME)
     reaches(home)

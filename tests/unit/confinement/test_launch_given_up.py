@@ -20,7 +20,8 @@ REQUEST: Any = start.LaunchRequest(HostNames("0123456789ab", "elm"), None, (), {
 async def test_what_was_started_for_nobody_is_ended(
     monkeypatch: pytest.MonkeyPatch, cancelled: int
 ) -> None:
-    begun, go_on, ended = threading.Event(), threading.Event(), list[int]()
+    begun, go_on, ended = threading.Event(), threading.Event(), list[tuple[int, bool]]()
+    loop = threading.get_ident()
 
     def launched(*_: Any, **__: Any) -> start.Launched:
         begun.set()
@@ -28,7 +29,9 @@ async def test_what_was_started_for_nobody_is_ended(
         return start.Launched(os.getpid(), 77, 0, (0, 0), (), 0.0)
 
     monkeypatch.setattr(start, "launch_blocking", launched)
-    monkeypatch.setattr(start, "end", ended.append)
+    # It may take seconds to die, in which the event loop must not stand still.
+    elsewhere = lambda pidfd: ended.append((pidfd, threading.get_ident() != loop))  # noqa: E731
+    monkeypatch.setattr(start, "end", elsewhere)
     task = asyncio.create_task(start.launch(REQUEST, root_files=()))
     assert await asyncio.to_thread(begun.wait, 30)
     for _ in range(cancelled):
@@ -38,7 +41,7 @@ async def test_what_was_started_for_nobody_is_ended(
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ended == [77]
+    assert ended == [(77, True)]
 
 
 @pytest.mark.parametrize("problem", [OSError("none left"), ConfinementError("no", layer="root")])

@@ -14,8 +14,6 @@ from typing import Any
 from controller import execframes as wire
 from tests.unit.cli.hostservice import HostService
 
-MIB = 1024 * 1024
-
 
 class Client:
     """The other side of the stream."""

@@ -34,6 +34,7 @@ def take(theirs: socket.socket) -> bytes:
     return taken
 
 
+@pytest.mark.quiet  # it has FLUSH_SECONDS for it
 def test_a_client_that_reads_late_gets_all_of_it(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
