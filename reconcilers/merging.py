@@ -107,7 +107,9 @@ async def _commit(monitor: Path, into: str, size: int) -> None:
 
 
 async def _patient(monitor: Path, name: str, arguments: dict[str, object]) -> None:
-    """The first command: QEMU may only just have begun."""
+    """The first command: QEMU may only just have begun. One that is asked at that very moment may
+    stand still until it is asked again: two of its threads wait for the same connection then.
+    """
     limit = time.monotonic() + ANSWER_SECONDS
     while True:
         try:

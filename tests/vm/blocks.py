@@ -14,17 +14,17 @@ from typing import Any
 
 from reconcilers import layers
 from reconcilers.chain import Layer
-from tests.vm.harness import until
 
 
 class Blocks:
     """The layers in `folder`, lowest first, the last one writable; a context manager."""
 
     def __init__(self, folder: Path, view: Sequence[Layer]) -> None:
-        self._scratch = tempfile.TemporaryDirectory(prefix="boxtest-")
-        path = f"{self._scratch.name}/qmp"
+        # Connected from the beginning: a QEMU that listens for its monitor may stand still for ever
+        # when somebody connects while it starts, as two of its threads accept the same connection.
+        self._socket, theirs = socket.socketpair()
         argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-S"]
-        argv += ["-M", "none", "-chardev", f"socket,id=q,path={path},server=on,wait=off"]
+        argv += ["-M", "none", "-chardev", f"socket,id=q,fd={theirs.fileno()}"]
         argv += ["-mon", "chardev=q,mode=control"]
         for number, layer in enumerate(view):
             node: dict[str, object] = {
@@ -41,10 +41,11 @@ class Blocks:
                 node["backing"] = f"n{number - 1}"
             argv += ["-blockdev", json.dumps(node)]
         self._top = f"n{len(view) - 1}"
-        self._output = open(f"{self._scratch.name}/said", "w+")  # noqa: SIM115  # closed with it
-        self._process = subprocess.Popen(argv, stdout=self._output, stderr=self._output)
-        self._socket = socket.socket(socket.AF_UNIX)
-        until(lambda: self._socket.connect_ex(path) == 0, 30, "QEMU listens")
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with it
+        with theirs:
+            self._process = subprocess.Popen(
+                argv, stdout=self._output, stderr=self._output, pass_fds=[theirs.fileno()]
+            )
         self._file = self._socket.makefile("rw")
         self._file.readline()
         self._command("qmp_capabilities")
@@ -84,7 +85,6 @@ class Blocks:
         self._process.wait(30)
         self._socket.close()
         self._output.close()
-        self._scratch.cleanup()
 
 
 def write(folder: Path, mark: int, at_mib: int) -> None:
