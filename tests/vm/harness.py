@@ -93,6 +93,16 @@ class Home:
             self.controller.wait(60 * PATIENCE)
             self.controller = None
 
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Its controller looks at nothing meanwhile."""
+        assert self.controller is not None
+        self.controller.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.controller.send_signal(signal.SIGCONT)
+
     def log(self) -> str:
         with contextlib.suppress(OSError):
             return (self.path / "controller.log").read_text(errors="replace")[-3000:]

@@ -175,8 +175,13 @@ def groups_of(someone: Person) -> list[Path]:
 
 def in_groups_of(someone: Person) -> list[int]:
     """Processes in those, whatever identity they have."""
+    return [pid for place in groups_of(someone) for pid in held(place)]
+
+
+def held(group: Path) -> list[int]:
+    """Processes in a control group and all below it."""
     found: list[int] = []
-    for folder in (each for place in groups_of(someone) for each, _, _ in os.walk(place)):
+    for folder, _, _ in os.walk(group):
         with contextlib.suppress(OSError):  # groups come and go meanwhile
             found += map(int, Path(folder, "cgroup.procs").read_text().split())
     return found

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -222,24 +221,13 @@ def put_back(home: Home, role: str) -> None:
     assert (proc / "limits").read_text() == before
     groups = [each / "cgroup.procs" for each in home.cgroups(NAME)]
     procs = next(each for each in groups if str(pid) in each.read_text().split())
-    with standing_still(home):  # else a timed look may put it back at once
+    with home.standing_still():  # else a timed look may put it back at once
         top = procs.parents[4 if isinstance(home, PersonsHome) else 3]
         (top / "cgroup.procs").write_text(str(pid))
         assert str(pid) not in procs.read_text().split()
     seen_and_mended(home, f"cgroup.{role} 0: member of")
     assert str(pid) in procs.read_text().split()
     assert (home.pid(NAME), helper(home, role)) == (vmm, pid)
-
-
-@contextlib.contextmanager
-def standing_still(home: Home) -> Iterator[None]:
-    """Its controller looks at nothing meanwhile."""
-    assert home.controller is not None
-    home.controller.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        home.controller.send_signal(signal.SIGCONT)
 
 
 def seen_and_mended(home: Home, field: str) -> None:

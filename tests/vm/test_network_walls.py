@@ -7,10 +7,7 @@ times, says when any of them got through.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -53,17 +50,6 @@ def passing(home: NetHome, since: float) -> bool:
     """Whether both families got through since then."""
     heard = home.lab.heard("world", since)
     return any(PUBLIC4 in line for line in heard) and any(PUBLIC6 in line for line in heard)
-
-
-@contextlib.contextmanager
-def stopped(home: NetHome) -> Iterator[None]:
-    assert home.controller is not None
-    pid = home.controller.pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def now() -> str:
@@ -172,7 +158,7 @@ def test_nothing_passes_while_a_wall_is_missing_and_then_it_is_mended(
 ) -> None:
     sabotage, field = CLOSED[wall]
     moment = now()
-    with stopped(home):
+    with home.standing_still():
         sabotage(home)
         time.sleep(0.7)  # what was on its way, also to a canary that a busy host lets wait
         since = time.time()

@@ -252,16 +252,12 @@ def test_nothing_passes_while_a_wall_is_missing_and_then_it_is_mended(
     home: UserNetHome, sabotage: Callable[[UserNetHome], None], field: str
 ) -> None:
     pid, moment = home.pid(NAME), datetime.datetime.now(datetime.UTC)
-    assert home.controller is not None
-    os.kill(home.controller.pid, signal.SIGSTOP)
-    try:
+    with home.standing_still():
         sabotage(home)
         time.sleep(0.7)  # what was on its way, by processes that a busy host lets wait
         since = time.time()
         time.sleep(1.2)
         assert home.lab.heard("world", since) == []
-    finally:
-        os.kill(home.controller.pid, signal.SIGCONT)
     home.look_again()
 
     def corrected(field: str = field) -> bool:

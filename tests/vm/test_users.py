@@ -151,13 +151,9 @@ def test_a_raised_limit_is_put_back(home: PersonsHome) -> None:
 def test_a_vmm_moved_out_of_its_group_is_moved_back(home: PersonsHome, name: str) -> None:
     pid = home.pid(name)
     procs = limit_of(home, name).parent / "cgroup.procs"
-    assert home.controller is not None
-    home.controller.send_signal(signal.SIGSTOP)  # else a timed look may put it back at once
-    try:
+    with home.standing_still():  # else a timed look may put it back at once
         (procs.parents[4] / "cgroup.procs").write_text(str(pid))
         assert str(pid) not in procs.read_text().split()
-    finally:
-        home.controller.send_signal(signal.SIGCONT)
     home.look_again()
     until(lambda: str(pid) in procs.read_text().split(), 40, f"it is back; {home.log()}")
     assert home.pid(name) == pid

@@ -24,7 +24,7 @@ import pytest
 
 from reconcilers.confinement.cgrouptree import top_tree
 from tests.vm.harness import until
-from tests.vm.people import PYTHON, Person, person, remove_groups
+from tests.vm.people import PYTHON, Person, held, person, remove_groups
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(120)]
 
@@ -87,14 +87,6 @@ def top(unified: Path, someone: Person) -> Iterator[Path]:
     finally:
         until(lambda: not held(made), 20, f"processes {held(made)} have ended")
         remove_groups(made)
-
-
-def held(group: Path) -> list[int]:
-    found: list[int] = []
-    for folder, _, _ in os.walk(group):
-        with contextlib.suppress(OSError):  # systemd removes its groups by itself
-            found += map(int, Path(folder, "cgroup.procs").read_text().split())
-    return found
 
 
 def given(group: Path, someone: Person) -> Path:

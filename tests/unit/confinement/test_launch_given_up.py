@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from reconcilers.confinement import start
 from specs.errors import ConfinementError
 from specs.names import HostNames
+from tests.unit.givenup import Slow
 
 REQUEST: Any = start.LaunchRequest(HostNames("0123456789ab", "elm"), None, (), {}, -1)  # type: ignore[arg-type]
 
@@ -20,27 +20,17 @@ REQUEST: Any = start.LaunchRequest(HostNames("0123456789ab", "elm"), None, (), {
 async def test_what_was_started_for_nobody_is_ended(
     monkeypatch: pytest.MonkeyPatch, cancelled: int
 ) -> None:
-    begun, go_on, ended = threading.Event(), threading.Event(), list[tuple[int, bool]]()
-    loop = threading.get_ident()
+    slow, ended, loop = Slow(), list[tuple[int, bool]](), threading.get_ident()
 
     def launched(*_: Any, **__: Any) -> start.Launched:
-        begun.set()
-        assert go_on.wait(30)
+        slow.stand_still()
         return start.Launched(os.getpid(), 77, 0, (0, 0), (), 0.0)
 
     monkeypatch.setattr(start, "launch_blocking", launched)
     # It may take seconds to die, in which the event loop must not stand still.
     elsewhere = lambda pidfd: ended.append((pidfd, threading.get_ident() != loop))  # noqa: E731
     monkeypatch.setattr(start, "end", elsewhere)
-    task = asyncio.create_task(start.launch(REQUEST, root_files=()))
-    assert await asyncio.to_thread(begun.wait, 30)
-    for _ in range(cancelled):
-        task.cancel()
-        for _ in range(5):
-            await asyncio.sleep(0)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await slow.given_up(start.launch(REQUEST, root_files=()), cancelled)
     assert ended == [(77, True)]
 
 
@@ -48,18 +38,11 @@ async def test_what_was_started_for_nobody_is_ended(
 async def test_what_could_not_be_started_is_a_cancellation_all_the_same(
     monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    slow = Slow()
 
     def fails(*_: Any, **__: Any) -> start.Launched:
-        begun.set()
-        assert go_on.wait(30)
+        slow.stand_still()
         raise problem
 
     monkeypatch.setattr(start, "launch_blocking", fails)
-    task = asyncio.create_task(start.launch(REQUEST, root_files=()))
-    assert await asyncio.to_thread(begun.wait, 30)
-    task.cancel()
-    await asyncio.sleep(0)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await slow.given_up(start.launch(REQUEST, root_files=()))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +11,14 @@ import pytest
 
 from reconcilers import wire
 from reconcilers.network.innerclient import Made
+from tests.unit.givenup import Slow
 
 
 async def test_a_network_that_came_too_late_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on, held = threading.Event(), threading.Event(), list[int]()
+    slow, held = Slow(), list[int]()
 
     def build(*_: Any) -> Made:
-        begun.set()
-        assert go_on.wait(30)
+        slow.stand_still()
         held.extend(os.open("/dev/null", os.O_RDONLY) for _ in range(3))
         return Made(*held)
 
@@ -31,13 +29,7 @@ async def test_a_network_that_came_too_late_is_let_go(monkeypatch: pytest.Monkey
     networks = SimpleNamespace(wanted=lambda *_: None, build=build)
     wiring: Any = SimpleNamespace(networks=networks, names=None, box=None)
     with ExitStack() as opened:
-        task = asyncio.create_task(wire.connect(wiring, [], opened))
-        assert await asyncio.to_thread(begun.wait, 30)
-        task.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await slow.given_up(wire.connect(wiring, [], opened))
     assert len(held) == 3
     for each in held:
         with pytest.raises(OSError, match="Bad file descriptor"):
